@@ -24,7 +24,7 @@ from bertscope.tracing.cache import uncached
 from bertscope.units import decimal
 
 if TYPE_CHECKING:
-    from bertscope.torch_access import nn
+    pass
 
 # An error that is no BertscopeError: one file must not end the check of the others.
 _UNEXPECTED = ("unexpected error", lambda: "; report it, unless the model's own code raised it")
@@ -52,18 +52,18 @@ def check(
     (True, ())
     """
     findings: list[Finding] = []
-    given = [models] if isinstance(models, (str, os.PathLike)) else models
-    names = files_to_check([os.fspath(model) for model in given])
+    paths = [models] if isinstance(models, (str, os.PathLike)) else models
+    names = files_to_check([os.fspath(path) for path in paths])
     for name in names:
-        witness, found = _checked(name, architecture, allow_code)
+        witness, results = _checked(name, architecture, allow_code)
         if changes is not None and witness is not None:
             if witness.model.path != Path(name) or Path(name).suffix == ".json":
                 error = SourceError(f"--update rewrites YAML files, and {name[:100]!r} is none; give the path of one")
-                found = [_error(error, model=name, path=name)]
-            failed = [finding for finding in found if finding.status == "failed"]
-            if failed and not any(finding.status == "error" for finding in found):
+                results = [_error(error, model=name, path=name)]
+            failed = [finding for finding in results if finding.status == "failed"]
+            if failed and not any(finding.status == "error" for finding in results):
                 changes[witness.model.path] = witness.changes(failed)
-        findings += found
+        findings += results
     torch = sys.modules.get("torch")
     torch_version = str(torch.__version__) if torch else version("torch")
     return CheckReport(
@@ -77,7 +77,7 @@ def _checked(name: str, architecture: str | None, allow_code: bool) -> tuple[Wit
         with as_source_error(*_UNEXPECTED):
             witness = Witness(load_expected(name, architecture=architecture, allow_code=allow_code))
             _limit_runs(witness.model)
-            witness.counted  # noqa: B018  # a model that cannot be built is one error, not one for each expectation
+            witness.tables  # noqa: B018  # a model that cannot be built is one error, not one for each expectation
     except BertscopeError as error:
         return None, [_error(error if name in str(error) else error.at(f"{name}:1"), model=name, path=name)]
     return witness, [witness.finding(expectation) for expectation in witness.model.expected]
@@ -100,9 +100,9 @@ def _limit_runs(model: ExpectedModel) -> None:
 
 def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: str = "") -> Finding:
     """Return the finding for an error, at the file and line that the error names."""
-    place, _, number = error.where.rpartition(":")
-    if place and (found := decimal(number)) is not None:
-        path, line = _shown(Path(place)), found
+    file, _, number = error.where.rpartition(":")
+    if file and (error_line := decimal(number)) is not None:
+        path, line = _shown(Path(file)), error_line
     return Finding(
         model=model, key=key, expected=None, got=None, path=path, line=line, status="error", message=str(error)
     )
@@ -114,25 +114,16 @@ class Witness:
 
     model: ExpectedModel
 
-    @property
-    def built(self) -> nn.Module:
-        """Return a new model on meta, which nothing keeps; an error of its code names the line of the model."""
-        try:
-            return built_for_counting(self.model.source, most=2)
-        except BertscopeError as error:
-            raise error.at(f"{self.model.path}:{self.model.line}") from None
-
     @cached_property
-    def counted(self) -> CountReport:
-        """Return the parameters by layer."""
-        return self._tables[0]
-
-    @cached_property
-    def _tables(self) -> list[CountReport]:
-        """Return the parameters by layer and by group."""
+    def tables(self) -> list[CountReport]:
+        """Return the parameters by layer and by group; an error of the model's code names its line."""
         from bertscope.analyses.params import counts
 
-        return counts(self.built, ("layer", "group"))
+        try:
+            model = built_for_counting(self.model.source, most=2)
+        except BertscopeError as error:
+            raise error.at(f"{self.model.path}:{self.model.line}") from None
+        return counts(model, ("layer", "group"))
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -140,20 +131,21 @@ class Witness:
 
         A row whose name another row has is under its path.
         """
-        totals = self.counted.totals
-        found = {"distinct_params": totals.distinct_params, "layer_params": totals.layer_params}
-        for table, report in (("groups", self._tables[1]), ("layers", self.counted)):
+        layers, groups = self.tables
+        totals = layers.totals
+        counts = {"distinct_params": totals.distinct_params, "layer_params": totals.layer_params}
+        for table, report in (("groups", groups), ("layers", layers)):
             for row in report.rows:
                 key = f"{table}.{row.name}"
-                key = f"{table}.{row.path}" if key in found else key
-                found[key] = row.each_params if table == "layers" else row.params
-                found |= {f"{key}.{part.name}": part.each_params for part in row.parts}
-        return found
+                key = f"{table}.{row.path}" if key in counts else key
+                counts[key] = row.each_params if table == "layers" else row.params
+                counts |= {f"{key}.{part.name}": part.each_params for part in row.parts}
+        return counts
 
     @cached_property
     def ties(self) -> dict[str, str]:
         """Return the first path of each tied tensor by its other paths."""
-        return {tie.path: tie.is_path for tie in self.counted.ties}
+        return {tie.path: tie.is_path for tie in self.tables[0].ties}
 
     @uncached()
     def got(self, expectation: Expectation) -> int | str | None:
@@ -181,18 +173,11 @@ class Witness:
             where = f"{path}:{expectation.line}"
             placed = error if error.where else SourceError(f"{expectation.key}: {error.message}", where=where)
             return _error(placed, model=self.model.name, path=path, line=expectation.line, key=expectation.key)
-        holds = expectation.accepts(got)
+        status, message = ("passed", "") if expectation.accepts(got) else ("failed", self._message(expectation, got))
         return Finding(
-            model=self.model.name,
-            key=expectation.key,
-            expected=expectation.value,
-            got=got,
-            path=path,
-            line=expectation.line,
-            status="passed" if holds else "failed",
-            message="" if holds else self._message(expectation, got),
-            tolerance=expectation.tolerance,
-        )
+            model=self.model.name, key=expectation.key, expected=expectation.value, got=got, path=path,
+            line=expectation.line, status=status, message=message, tolerance=expectation.tolerance,
+        )  # fmt: skip
 
     def changes(self, failed: Iterable[Finding]) -> dict[str, Any]:
         """Return the new values of these expectations; a table that loses a row gets all rows that it does not list."""
@@ -219,7 +204,7 @@ class Witness:
         if isinstance(expected, str):
             return f"{key}: expected {expected}, got {got or 'nothing: no tensor is tied under that address'}"
         if not isinstance(got, int):
-            kind, hint = self.counted.subject.architecture, suggestion(key, self.counts)
+            kind, hint = self.tables[0].subject.architecture, suggestion(key, self.counts)
             return f"{key}: expected {expected:,}, got nothing: {kind} has no such row; {hint}"
         within = f" within {100 * expectation.tolerance:g} %" if expectation.tolerance else ""
         share = f" ({100 * (got - expected) / expected:+.2f} %)" if expectation.tolerance and expected else ""

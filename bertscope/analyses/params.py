@@ -1,7 +1,7 @@
 """`count`: parameters by group, layer, module or parameter, of any torch module."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import prod
@@ -112,10 +112,7 @@ WHOLE = ("pooler", "transform")  # rows that include everything below them
 
 
 def count(model: nn.Module, *, by: str = "layer", **options: Any) -> CountReport:
-    """Count the parameters of any torch module from the shapes of its tensors, without running it.
-
-    `by` is one of group, layer, module, parameter; the options are those of `counts`.
-    """
+    """Count the parameters by group, layer, module or parameter; the options are the same as for `counts`."""
     return counts(model, (by,), **options)[0]
 
 
@@ -135,11 +132,8 @@ def counts(
     bytes; by default they are those of the tensors. `shapes`, as returned by `tracing.flops.shapes`, adds the shapes of
     inputs and outputs.
     """
-    for option, value, allowed in (
-        *(("by", by, BY) for by in tables),
-        ("sort", sort, SORTS),
-        ("dtype", dtype, (*PRECISIONS, None)),
-    ):
+    options: list[tuple[str, Any, Collection[Any]]] = [("by", by, BY) for by in tables]
+    for option, value, allowed in (*options, ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None))):
         if value not in allowed:
             raise SelectionError(f"{option} must be one of {', '.join(map(str, allowed))}; got {value!r}")
     root = read(model, shapes, ((), ()))
@@ -149,19 +143,15 @@ def counts(
     make = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
     of_equal = {by: make[by](equal) for by in {"group", "layer", *tables} - {"parameter"}}
     sums = tuple(written_sums(of_equal["group"], of_equal["layer"]))
-    about, tied, unknown_paths = subject(model, name, dtype), ties(root), unknown(root)
-    common: dict[str, Any] = {
-        "subject": about,
-        "totals": sums_of_all,
-        "ties": tied,
-        "unknown": unknown_paths,
-        "sums": sums,
-    }
+    about = subject(model, name, dtype)
+    first = CountReport(
+        subject=about, by="", totals=sums_of_all, rows=(), ties=ties(root), unknown=unknown(root), sums=sums
+    )
     reports = []
     for by in tables:
         is_folded = by != "parameter" if folded is None else folded
         shown = of_equal[by] if is_folded and by in of_equal else make[by](equal if is_folded else root)
-        reports.append(CountReport(by=by, rows=tuple(sorted(shown, key=SORTS[sort])), **common))
+        reports.append(replace(first, by=by, rows=tuple(sorted(shown, key=SORTS[sort]))))
     return reports
 
 
@@ -182,8 +172,7 @@ class _Rows:
     """A builder of rows with their shares of `layer_params`."""
 
     def __init__(self, layer_params: int, dtype: str | None) -> None:
-        self.layer_params = layer_params
-        self.dtype = dtype
+        self.layer_params, self.dtype = layer_params, dtype
 
     def row(self, node: Node, held: Iterable[Held], copies: int, **fields: Any) -> CountRow:
         """Return one row from the tensors of one copy; `fields` are those that differ from the node's."""
@@ -281,13 +270,9 @@ def _holds_own(node: Node) -> bool:
 
 
 def _row_name(node: Node) -> str:
-    path = node.path
-    parent = path.rpartition(".")[0]
-    for end, name in ROW_NAMES.items():
-        place = parent if LayerRange.parse(node.name) else path  # a numbered layer is named for its list
-        if place == end or place.endswith(f".{end}"):
-            return name
-    return path or "(own)"
+    path = node.path.rpartition(".")[0] if LayerRange.parse(node.name) else node.path  # a layer is named for its list
+    names = (name for end, name in ROW_NAMES.items() if path == end or path.endswith(f".{end}"))
+    return next(names, node.path or "(own)")
 
 
 # ---- `tree`: the module tree of any torch module, with equal neighbours folded ----
@@ -301,11 +286,7 @@ def tree(
     folded: bool = True,
     shapes: Mapping[str, InOut] | None = None,
 ) -> TreeReport:
-    """Return the modules down to `depth` (default: all); each row sums everything at and below its module.
-
-    The root has depth 0, so the totals are the same for every `depth`. `tracing.flops.shapes` returns `shapes`,
-    whose FLOPs and calls the report has too.
-    """
+    """Return the modules down to `depth`; with `shapes` of `tracing.flops.shapes` also its FLOPs and calls."""
     root = read(model, shapes, ((), ()))
     sums = totals(root, None)
     numbers: Counter[int] = Counter()  # of the modules at each depth

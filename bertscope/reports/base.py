@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from bertscope.errors import MissingExtraError, RowError, suggestion
 from bertscope.frozen import Record
@@ -96,7 +96,7 @@ def to_json(report: Any) -> str:
       "schema": 5,
       "kind": "count",...
     """
-    return json_text({"schema": SCHEMA, "kind": report.kind, **as_data(report)})
+    return json_text(report.to_dict())
 
 
 def as_data(value: Any) -> Any:
@@ -119,18 +119,11 @@ def _field_names(kind: Hashable) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
-class Display(Protocol):
-    """A function that shows a report in a form, such as `printed`, `markdown` or `csv`."""
-
-    def __call__(self, report: Report, form: str, **options: Any) -> str:
-        """Return the report in this form."""
+_display: list[Callable[..., str]] = []  # the package sets it, since reports know nothing of views
 
 
-_display: list[Display] = []  # the package sets it, since reports know nothing of render
-
-
-def set_display(display: Display) -> None:
-    """Set what shows reports."""
+def set_display(display: Callable[..., str]) -> None:
+    """Set the function that shows a report in a form, such as `printed`, with options of its view."""
     _display[:] = [display]
 
 

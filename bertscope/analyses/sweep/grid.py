@@ -34,7 +34,7 @@ from bertscope.reports.memory import REFUSED, SweepRow
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.request import Combination, Request, Source, read_settings, unknown_setting
 from bertscope.settings.rows import permits_of, rows, with_permits
-from bertscope.settings.run_config import QUESTIONS, STORED, SWEPT, RunConfig
+from bertscope.settings.run_config import QUESTIONS, STORED, SWEPT, Limit, RunConfig
 from bertscope.sources.find import DEFAULT_MODEL, find, source_from_data
 from bertscope.sources.model_source import ModelSource
 from bertscope.tracing.cache import choose_threads, default_threads
@@ -98,8 +98,8 @@ def with_plan(request: Request, plan: PlanReport, *, allow_code: bool = False) -
 
 def varied(request: Request) -> dict[str, list[Any]]:
     """Return the settings with several values."""
-    return {name: [plain(value) for value in found.values] for source in request.sources
-            for name, found in source.items() if len(found.values) > 1}  # fmt: skip
+    asked = (item for source in request.sources for item in source.items())
+    return {name: [plain(item) for item in value.values] for name, value in asked if len(value.values) > 1}
 
 
 def points(request: Request) -> Iterator[Combination]:
@@ -123,11 +123,13 @@ class Task(Record):
     permits: tuple[str, ...]  # the names of code that a worker may import
     threads: int
     unused: tuple[str, ...] = ()  # the settings of the grid that have no effect at the point
-    budget_bytes: int | None = None
-    card: Gpu | None = None
-    context_bytes: int | None = None
-    margin: float = 0.0
+    limit: Limit
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """Return the GPU whose memory the point may take."""
+        return find_gpu(self.limit.gpu) if self.limit.gpu else None
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -146,8 +148,8 @@ class Task(Record):
     @classmethod
     def from_json(cls, text: str) -> Task:
         """Return the task that `to_json` wrote."""
-        found: Task = typed(cls, json.loads(text), "task")
-        return replace(found, run_config=with_permits(found.run_config, found.permits))
+        task: Task = typed(cls, json.loads(text), "task")
+        return replace(task, run_config=with_permits(task.run_config, task.permits))
 
     def row(self, **content: Any) -> SweepRow:
         """Return the row of this point with the content."""
@@ -156,11 +158,11 @@ class Task(Record):
 
 def tasks_of(request: Request) -> list[Task | SweepRow]:
     """Return each point once, in the order of the grid: its task, or its row if its settings exclude each other."""
-    found: dict[str, Task | SweepRow] = {}
+    tasks: dict[str, Task | SweepRow] = {}
     for point in points(request):
         task = task_of(point, has_precision=request.has("precision"))
-        found.setdefault(task.key, task)
-    return list(found.values())
+        tasks.setdefault(task.key, task)
+    return list(tasks.values())
 
 
 def task_of(point: Combination, *, has_precision: bool = True) -> Task | SweepRow:
@@ -180,17 +182,15 @@ def task_of(point: Combination, *, has_precision: bool = True) -> Task | SweepRo
         settings |= {name: plain(value) for name, value in run_config.flat().items()}
         kind, data = type(source).__name__, source.to_data()
     except BertscopeError as error:
-        found = versions()
-        content = _hash(settings, found, str(error))
-        return SweepRow(key=content, point=settings, versions=found, outcome=_outcome(error), error=str(error))
-    found = versions() if kind == "BertSource" else versions("transformers", "peft")
-    card = find_gpu(limit.gpu) if limit.gpu else None
+        here = versions()
+        key = _hash(settings, here, str(error))
+        return SweepRow(key=key, point=settings, versions=here, outcome=_outcome(error), error=str(error))
+    here = versions() if kind == "BertSource" else versions("transformers", "peft")
+    gpu = as_data(find_gpu(limit.gpu)) if limit.gpu else None
     return Task(
-        key=_hash(settings, found, kind, data, as_data(card) if card else None, _own_code(model.model)),
-        point=settings, unused=tuple(sorted(point.idle)), source=(kind, data), run_config=run_config,
-        permits=permits_of(source, run_config), threads=settings["threads"], card=card,
-        budget_bytes=card.memory_bytes if card else limit.budget, context_bytes=limit.context,
-        margin=limit.margin, versions=found,
+        key=_hash(settings, here, kind, data, gpu, _own_code(model.model)), point=settings, versions=here,
+        unused=tuple(sorted(point.idle)), source=(kind, data), run_config=run_config, limit=limit,
+        permits=permits_of(source, run_config), threads=settings["threads"],
     )  # fmt: skip
 
 
@@ -214,10 +214,10 @@ def _own_code(model: str) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix == ".py" and file.is_file() else ""
 
 
-def versions(*others: str) -> dict[str, str]:
+def versions(*packages: str) -> dict[str, str]:
     """Return the versions that a result depends on: of bertscope, of torch, and of those other packages that exist."""
-    names = dict.fromkeys(("torch", *others))
-    return {"bertscope": bertscope.__version__} | {name: found for name in names if (found := _version(name))}
+    installed = {name: _version(name) for name in ("torch", *packages)}
+    return {"bertscope": bertscope.__version__} | {name: version for name, version in installed.items() if version}
 
 
 @cache
@@ -248,7 +248,7 @@ def are_kept(tasks: Sequence[Task]) -> bool:
     """Return True if the cache has what all points need."""
     kinds = {}
     for task in tasks:
-        run = replace(on_card(task.run_config, task.card), batch=min(task.run_config.batch, SMALLEST))
+        run = replace(on_card(task.run_config, task.gpu), batch=min(task.run_config.batch, SMALLEST))
         kinds[task.group[0], task.threads, run] = task
     return all(_steps_of(task).is_kept(run, threads) for (_, threads, run), task in kinds.items())
 
@@ -278,20 +278,20 @@ def _steps(kind: str, data: str, threads: int, permits: tuple[str, ...]) -> Simu
 def _row(task: Task) -> SweepRow:
     here = versions(*task.versions)
     if here != task.versions:
-        found, asked = (", ".join(map(" ".join, named.items())) for named in (here, task.versions))
-        return task.row(outcome=FAILED, error=f"the worker has {found}; the sweep began with {asked}")
+        got, wanted = (", ".join(map(" ".join, named.items())) for named in (here, task.versions))
+        return task.row(outcome=FAILED, error=f"the worker has {got}; the sweep began with {wanted}")
     choose_threads(task.threads)
     steps = _steps_of(task)
-    run_config = on_card(task.run_config, task.card)
+    run_config, limit = on_card(task.run_config, task.gpu), task.limit
     facts, trace = steps.facts(run_config), steps.trace(run_config)
     calls = traffic(trace.collectives, {}, facts.buckets, run_config.parallelism, run_config.accumulate)
     moved: dict[str, int] = {}
     for call in calls:
         moved[call.collective] = moved.get(call.collective, 0) + call.full_bytes
-    cost = step_cost(trace, facts.rows, **device_cost(trace, run_config, task.card))
-    memory = task.card or task.budget_bytes
+    cost = step_cost(trace, facts.rows, **device_cost(trace, run_config, task.gpu))
+    memory = task.gpu or limit.budget
     if memory is not None:
-        cost = steps.limited(run_config, memory, task.context_bytes, task.margin).cost(run_config, cost)
+        cost = steps.limited(run_config, memory, limit.context, limit.margin).cost(run_config, cost)
     return task.row(
         cost=replace(cost, step_flops=steps.flops(run_config)),
         phases={moment.phase: moment.live_bytes for moment in trace.peaks()},

@@ -6,7 +6,6 @@ An engine is the processes of this machine, or a cluster of dask. An interrupted
 from __future__ import annotations
 
 import json
-import math
 import os
 import pkgutil
 import re
@@ -40,6 +39,7 @@ from bertscope.processes.child import (
 )
 from bertscope.progress import notify
 from bertscope.reports.base import FAILED, SCHEMA
+from bertscope.reports.json import not_negative
 from bertscope.reports.memory import COMPUTED, REFUSED, SweepRow
 
 ATTEMPTS = 2  # a point whose worker ends is computed once more
@@ -288,7 +288,6 @@ def dask_rows(tasks: Sequence[Task], address: str) -> Iterator[SweepRow]:
 # ---- the file of the results ----
 
 MAX_LINE_BYTES = 2**20  # a row has 1.5 KB
-_LARGEST = 2**63  # bytes, FLOPs: no point has more
 _START = f'{{"schema":{SCHEMA},"key":"'.encode()
 _OTHER_SCHEMA = re.compile(rb'\{(?:"schema":([0-9]{1,9}),)?"key":"[0-9a-f]{32}"')  # rows of schema 1 do not name it
 _KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -369,8 +368,8 @@ class ResultsFile:
                 and row.outcome in (COMPUTED, REFUSED, FAILED)
                 and (row.cost is not None) == is_computed
                 and bool(row.error) != is_computed
-                and all(0 <= number < _LARGEST for number in _numbers(json.loads(line)))
             ):
+                not_negative(json.loads(line))
                 return row
         raise self._not_a_row(line, number)
 
@@ -383,15 +382,6 @@ class ResultsFile:
     def done(self) -> set[str]:
         """Return the keys of the rows that need not be computed again: all but those that failed."""
         return {key for key, row in self.rows.items() if row.outcome != FAILED}
-
-
-def _numbers(data: Any) -> Iterator[float]:
-    """Yield the numbers in JSON data; one that is not finite as -1."""
-    if isinstance(data, (dict, list)):
-        for item in data.values() if isinstance(data, dict) else data:
-            yield from _numbers(item)
-    elif isinstance(data, (int, float)):
-        yield data if math.isfinite(data) else -1
 
 
 @contextmanager

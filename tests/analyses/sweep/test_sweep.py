@@ -295,7 +295,7 @@ def test_a_row_has_the_numbers_of_estimate_and_fit(points, cli, setting, words):
         for kind in {call["collective"] for call in variant["traffic"]}
     }
     assert row.parameters == cli("count", "bert-tiny", "--format", "json").json["totals"]["distinct_params"]
-    if task.card:
+    if task.gpu:
         assert asdict(row.cost.reserved) == variant["estimated"]["cost"]["reserved"]
         fit = cli("fit", "bert-tiny", "--gpu", "t4", "--batch", "8", "--seq", "16", "--optimizer", "sgd",
                   "--precision", "autocast-fp16", "--checkpointing", "none", "--format", "json").json  # fmt: skip
