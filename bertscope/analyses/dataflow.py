@@ -233,7 +233,7 @@ def forward_diagram(
     depth: int | None = None,
     direction: str = "TB",
 ) -> GraphReport:
-    """Return the dataflow of the module at `path`, or of the whole model; `model` is not changed.
+    """Return the dataflow of the module at `path`, or of the model; `model` is not changed.
 
     `depth` is the number of levels to open; without it the layers of a stack are boxes, and so are the modules without
     a stack below them. For a self-attention of a BERT as the scope, the default is a head mask if the kernel takes one
@@ -251,20 +251,20 @@ def forward_diagram(
 
 
 def _drawn(
-    model: nn.Module, path: str, given: Given, name: str | None, depth: int | None, direction: str, device: str
+    model: nn.Module, path: str, settings: Given, name: str | None, depth: int | None, direction: str, device: str
 ) -> GraphReport:
     base: Any = base_model_of(model)
     is_bert = isinstance(base, BertPreTrainedModel)
     if is_bert:
         short, names = _with_each_layer_once(base, device)
     else:
-        inputs = _other_inputs(base, given, device)
+        inputs = _other_inputs(base, settings, device)
         short, names = _verified_short(base, inputs, name, device)
     at = _path_in(names, path.removeprefix(WRAPPED))
     scope = short.get_submodule(at)
     if is_bert:
-        given = _completed(given, short, scope, at)
-        inputs = _inputs(short, given)
+        settings = _completed(settings, short, scope, at)
+        inputs = _inputs(short, settings)
     stacks = [module for module in short.modules() if isinstance(module, nn.ModuleList)]
     layers = {id(layer) for stack in stacks for layer in stack}
 
@@ -280,25 +280,25 @@ def _drawn(
     for group, module in {"": scope, **flow.opened}.items():
         if isinstance(module, BertSelfAttention):
             _name_attention(flow, module, group)
-    sizes = {"batch": given.batch, "seq": given.seq, "cache": given.cache or 0, "direction": direction}
+    sizes = {"batch": settings.batch, "seq": settings.seq, "cache": settings.cache or 0, "direction": direction}
     runs = _layers(short, names) if is_bert else []
     return _report(flow, names, at, runs, diagram="forward", subject=subject(model, name), **sizes)
 
 
 def _run(model: nn.Module, inputs: Any, device: str) -> Any:
-    """Return the outputs; a forward that asks whether a mask hides positions is told that it hides none."""
+    """Return the outputs; a forward that asks whether a mask hides positions gets the answer that it hides none."""
     positional, named = arguments(inputs)
     with torch.device(device), torch.no_grad():
         return trace(model, partial(model, *positional, **named))[1]
 
 
-def _other_inputs(model: nn.Module, given: Given, device: str) -> Any:
-    inputs = inputs_for(model, given.batch, given.seq, given=given.input)
+def _other_inputs(model: nn.Module, settings: Given, device: str) -> Any:
+    inputs = inputs_for(model, settings.batch, settings.seq, given=settings.input)
     inputs = fake_like(inputs) if device == CPU else on_meta(inputs)
     if not isinstance(inputs, Mapping):
         return inputs
     options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    shown = (name for name in inputs if given.mask or not name.endswith("attention_mask"))
+    shown = (name for name in inputs if settings.mask or not name.endswith("attention_mask"))
     return options | {name: inputs[name] for name in shown}
 
 
@@ -366,44 +366,44 @@ def _path_in(names: Mapping[str, str], path: str) -> str:
     raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, names.values()))}")
 
 
-def _completed(given: Given, model: BertPreTrainedModel, scope: nn.Module, path: str) -> Given:
+def _completed(settings: Given, model: BertPreTrainedModel, scope: nn.Module, path: str) -> Given:
     """Return the inputs with defaults for the cache and head mask; an encoder has no cache unless one is given."""
     config = model.config
     is_attention = isinstance(scope, BertSelfAttention) and "crossattention" not in path
     takes = inspect.signature(model.forward).parameters
-    room = max(0, config.max_position_embeddings - given.seq)
-    cache, head_mask = given.cache, given.head_mask
+    room = max(0, config.max_position_embeddings - settings.seq)
+    cache, head_mask = settings.cache, settings.head_mask
     if cache is None:
         is_cached = is_attention and config.is_decoder and "past_key_values" in takes
-        cache = min(given.seq, room) if is_cached else 0
+        cache = min(settings.seq, room) if is_cached else 0
     if head_mask is None:
         head_mask = is_attention and config.attn_implementation == "eager"
     if cache and "past_key_values" not in takes:
         raise SelectionError(f"{type(model).__name__} takes no cache; leave it out or choose BertModel")
     if not 0 <= cache <= room:
         raise SelectionError(
-            f"cache must be at least 0 and, with seq {given.seq}, at most {room}, since max_position_embeddings is "
+            f"cache must be at least 0 and, with seq {settings.seq}, at most {room}, since max_position_embeddings is "
             f"{config.max_position_embeddings}; got {cache}"
         )
-    return replace(given, cache=cache, head_mask=head_mask)
+    return replace(settings, cache=cache, head_mask=head_mask)
 
 
-def _inputs(model: BertPreTrainedModel, given: Given) -> dict[str, Any]:
-    config, cache = model.config, given.cache or 0
-    inputs: dict[str, Any] = example_inputs(model, given.batch, given.seq)
-    if given.mask:
+def _inputs(model: BertPreTrainedModel, settings: Given) -> dict[str, Any]:
+    config, cache = model.config, settings.cache or 0
+    inputs: dict[str, Any] = example_inputs(model, settings.batch, settings.seq)
+    if settings.mask:
         ids = inputs["input_ids"]
-        inputs["attention_mask"] = torch.empty(*ids.shape[:-1], cache + given.seq, device="meta")
+        inputs["attention_mask"] = torch.empty(*ids.shape[:-1], cache + settings.seq, device="meta")
         if "encoder_hidden_states" in inputs:
             inputs["encoder_attention_mask"] = torch.empty(inputs["encoder_hidden_states"].shape[:2], device="meta")
-    if given.head_mask:
+    if settings.head_mask:
         inputs["head_mask"] = torch.empty(config.num_hidden_layers, config.num_attention_heads, device="meta")
     if cache:
         states = inputs.get("encoder_hidden_states")
         lengths = {"attention": cache} | ({} if states is None else {"crossattention": states.shape[1]})
         inputs["past_key_values"] = tuple(  # key and value of each attention
             tuple(
-                torch.empty(given.batch, block.num_attention_heads, length, block.attention_head_size, device="meta")
+                torch.empty(settings.batch, block.num_attention_heads, length, block.attention_head_size, device="meta")
                 for block, length in ((layer.get_submodule(name).self, length) for name, length in lengths.items())
                 for _ in ("key", "value")
             )

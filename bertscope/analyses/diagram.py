@@ -45,9 +45,9 @@ def class_diagram(
     model: nn.Module, path: str = "", *, name: str | None = None, around: str | None = None,
     implementation: str = "bertscope", nn_module: bool = False, config: bool = False,
 ) -> ClassReport:  # fmt: skip
-    """Return the classes that a model is made of; those of a model that is no BERT are of its own package.
+    """Return the classes that a model is made of; a model that is no BERT has classes of its package.
 
-    All of them, or those `around` one class, by default that of the module at `path`: its bases and its parts. With
+    All of them, or those `around` one class, by default of the module at `path`: its bases and its parts. With
     `implementation` "transformers" a BERT of the same architecture and configuration is built from the classes of
     transformers. With `nn_module` the drawing shows torch.nn.Module and the arrow from it to each class, with `config`
     the configuration. Raises SelectionError for a class that the model does not have, MissingExtraError without
@@ -58,13 +58,13 @@ def class_diagram(
         if path not in modules:
             raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, modules))}")
         around = type(modules[path]).__name__
-    own, package = base_model_of(model), implementation
-    models: dict[str, nn.Module] = {"": own}
-    if isinstance(own, BertPreTrainedModel):
-        models = {"": own if package == "bertscope" else _build(own, package)}
-        models |= {when: _build(own, package, **changes, num_hidden_layers=1) for when, changes in _SETTINGS.items()}
+    base, package = base_model_of(model), implementation
+    models: dict[str, nn.Module] = {"": base}
+    if isinstance(base, BertPreTrainedModel):
+        models = {"": base if package == "bertscope" else _build(base, package)}
+        models |= {when: _build(base, package, **changes, num_hidden_layers=1) for when, changes in _SETTINGS.items()}
     else:
-        packages = (public(type(module)).__module__.partition(".")[0] for module in own.modules())
+        packages = (public(type(module)).__module__.partition(".")[0] for module in base.modules())
         package = next((package for package in packages if package != "torch"), "torch")
     reader = _ClassReader(package)
     for when, instance in models.items():
@@ -179,7 +179,7 @@ def _is_private(cls: type) -> bool:
 
 
 def _public_bases(cls: type) -> Iterator[type]:
-    """Yield the bases of a class, in place of a private one those of it."""
+    """Yield the bases of a class, and instead of a private base its bases."""
     for base in cls.__bases__:
         yield from _public_bases(base) if _is_private(base) else (base,)
 
@@ -273,7 +273,7 @@ def tree_diagram(
     )
 
 
-# The kinds of diagrams; the keywords of each function are those of `bertscope.diagram` that have an effect on it.
+# The kinds of diagrams; each function takes the keywords of `bertscope.diagram` that have an effect on it.
 KINDS: dict[str, Callable[..., ClassReport | GraphReport]] = {
     "class": class_diagram, "forward": forward_diagram, "tree": tree_diagram
 }  # fmt: skip

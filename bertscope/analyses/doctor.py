@@ -48,7 +48,7 @@ def doctor() -> DoctorReport:
     answer, problem = _ask()
     threads, machine = answer.get("threads") or os.cpu_count(), platform.machine() or "unknown"
     cpu = DeviceRow(name="cpu", description=machine, threads=threads, memory_bytes=machine_bytes())
-    cards = [DeviceRow(threads=None, **card) for card in answer.get("cards", ())]
+    gpus = [DeviceRow(threads=None, **gpu) for gpu in answer.get("gpus", ())]
     folder, presets = preset_dir(), preset_paths()
     missing = "" if presets else f"no preset in {folder}; install bertscope anew"
     cache, no_cache = cache_folder()
@@ -63,7 +63,7 @@ def doctor() -> DoctorReport:
         preset_path=str(folder),
         presets=len(presets),
         packages=tuple(_packages()),
-        devices=(cpu, *cards),
+        devices=(cpu, *gpus),
         calibration_path=str(user_folder()),
         calibrations=tuple(f"{card_of(item).name}: {item.text}" for item in calibrations()),
         cache_path=str(cache or ""),
@@ -118,14 +118,14 @@ def tell() -> None:
         sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
     answer: dict[str, Any] = {"version": str(torch.__version__), "threads": torch.get_num_threads(), "problems": []}
     try:
-        cards = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-        answer["cards"] = [
+        gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        answer["gpus"] = [
             {
                 "name": f"cuda:{number}",
-                "description": f"{card.name}, compute capability {card.major}.{card.minor}",
-                "memory_bytes": card.total_memory,
+                "description": f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}",
+                "memory_bytes": gpu.total_memory,
             }
-            for number, card in enumerate(cards)
+            for number, gpu in enumerate(gpus)
         ]
     except Exception as error:  # a driver may fail in any way
         answer["problems"].append(f"CUDA does not answer: {one_line(str(error), limit=300)}")

@@ -42,8 +42,8 @@ def explain(
 ) -> ExplainReport:
     """Return the steps of the model, or those under `path` (in any of the three namings), and the sums of its levels.
 
-    FLOPs are those of the matrix products of a forward pass, 2 for a multiply-add. The steps of a model that is no
-    BERT, or that has adapters, are its modules; `inputs` are those of `inputs_for` that cannot be derived. Raises
+    FLOPs count the matrix products of a forward pass, 2 for a multiply-add. The steps of a model that is no
+    BERT, or that has adapters, are its modules; `inputs` are texts for `inputs_for` that cannot be derived. Raises
     SelectionError for a path that no step has.
     """
     model = built_for_counting(source, attention=META_ATTENTION)
@@ -100,7 +100,7 @@ class _Bert:
         self, key: str, group: str, names: tuple[str, str, str], inputs: tuple[Dims, ...], output: Dims,
         params: str | None = None, flops: str | None = None,
     ) -> Step:  # fmt: skip
-        """Return one step; `names` are those of keras, Hugging Face and TensorFlow."""
+        """Return one step; `names` are from keras, Hugging Face and TensorFlow."""
         keras, path, tf_name = names
         has_prefix = (
             path and self.source.architecture != "BertModel" and not path.startswith(("cls", "classifier", "qa_"))
@@ -120,7 +120,7 @@ class _Bert:
         )
 
     def _steps(self) -> Iterator[Step]:
-        """Yield all steps, those of one layer for all."""
+        """Yield all steps; one layer's stand for all."""
         ids: Dims = (self.batch, "seq")
         hidden, pooled = self.hidden, (self.batch, "hidden_size")
         is_absolute = self.config.position_embedding_type == "absolute"
@@ -169,13 +169,13 @@ class _Bert:
                 continue
             name, path = f"Transformer-{self.range}-{keras}", f"encoder.layer.{self.range}{module}"
             yield self.step(key, "layer", _names(name, path + dense), (hidden,), hidden, params, flops)
-            for following, end, part, inputs, own in (
+            for following, end, part, inputs, size in (
                 ("dropout", "Dropout", ".dropout", (hidden,), None),
                 ("add", "Add", "", (hidden, hidden), None),
                 ("norm", "Norm", ".LayerNorm", (hidden,), NORM),
             ):
                 names = _names(f"{name}-{end}", f"{path}.output{part}")
-                yield self.step(following, "layer", names, inputs, hidden, own)
+                yield self.step(following, "layer", names, inputs, hidden, size)
 
     def _head(self, pooled: Dims) -> Iterator[Step]:
         batch, head = self.batch, self.head
@@ -193,10 +193,10 @@ class _Bert:
             yield self.step("seq_relationship", "head", names, (pooled,), (batch, "2"), "hidden_size * 2 + 2", flops)
         if path := head.layer:
             labels, per_token = "1" if head.is_choice else "num_labels", head.is_of_tokens
-            given, out = (self.hidden, (batch, "seq", labels)) if per_token else (pooled, (batch, labels))
+            source, out = (self.hidden, (batch, "seq", labels)) if per_token else (pooled, (batch, labels))
             flops = f"{batch}{' * seq' if per_token else ''} * 2 * hidden_size * {labels}"
             names = ("Classifier-Dense", path, "{output_weights,output_bias}")
-            yield self.step("classifier", "head", names, (given,), out, f"hidden_size * {labels} + {labels}", flops)
+            yield self.step("classifier", "head", names, (source,), out, f"hidden_size * {labels} + {labels}", flops)
 
     # ---- sections: configuration, inputs and outputs, attention, training ----
 
@@ -283,7 +283,7 @@ class _Bert:
             rows = [("last_hidden_state", self.hidden, ()), ("pooler_output", pooled, ())]
         if self.config.is_decoder:
             rows.append(("past_key_values", self.keys, (layers, (str(self.pairs), self.pairs))))
-        place = len(rows)
+        index = len(rows)
         rows.append(("hidden_states", self.hidden, (("(layers + 1)", self.layers + 1),)))
         rows.append(("attentions", self.scores, (layers,)))
         if self.pairs == 4:
@@ -298,7 +298,7 @@ class _Bert:
             )
             for number, (name, dims, times) in enumerate(rows)
         ]
-        values = {"architecture": self.source.architecture, "place": place, "output": returned.__name__}
+        values = {"architecture": self.source.architecture, "place": index, "output": returned.__name__}
         return ["class", "order", "encoder" * (not self.config.is_decoder)], points, values
 
     def _caches(self) -> tuple[Any, ...]:
@@ -342,7 +342,7 @@ class _Bert:
 
 
 def _names(keras: str, path: str) -> tuple[str, str, str]:
-    """Return the names of a step of the body; that of TensorFlow follows from the path of Hugging Face."""
+    """Return the names of a step of the body; TensorFlow's follows from the path of Hugging Face."""
     tf_name = path + ".{gamma,beta}" * path.endswith(".LayerNorm")
     tf_name = (
         tf_name.replace("layer.", "layer_").replace("{self,", "{self/query,self/key,self/value,").replace(".", "/")
@@ -352,22 +352,22 @@ def _names(keras: str, path: str) -> tuple[str, str, str]:
 
 def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
     """Return the steps that a path names in any naming; every layer has the steps of the one that represents all."""
-    every, asked = LayerRange(0, max(layers - 1, 0)), layers_in(path)
-    wanted = with_layers(path, lambda found: found if found.is_run or found.first not in every else every)
+    every, layer = LayerRange(0, max(layers - 1, 0)), layers_in(path)
+    wanted = with_layers(path, lambda numbers: numbers if numbers.is_run or numbers.first not in every else every)
     wanted = wanted.removeprefix("bert.")
     chosen = []
     for step in steps if wanted else ():
         names = (step.group, step.name, step.tf_name, step.path.removeprefix("bert."))
         if any(name == wanted or name.startswith((f"{wanted}.", f"{wanted}-", f"{wanted}/")) for name in names):
-            if asked and layers > 1 and wanted != path.removeprefix("bert."):  # of the layer with that number
-                own: dict[str, Any] = {
-                    field: with_layers(getattr(step, field), lambda _: asked) for field in ("name", "path", "tf_name")
+            if layer and layers > 1 and wanted != path.removeprefix("bert."):  # of the layer with that number
+                names_of_layer: dict[str, Any] = {
+                    field: with_layers(getattr(step, field), lambda _: layer) for field in ("name", "path", "tf_name")
                 }
-                step = replace(step, copies=1, **own)
+                step = replace(step, copies=1, **names_of_layer)
             chosen.append(step)
     if not chosen:
         hint = suggestion(path, [*SECTIONS, *(name for step in steps for name in (step.path, step.name) if name)])
-        if asked and asked.last not in every:
+        if layer and layer.last not in every:
             hint = f"the layers are {every}"
         elif "did" not in hint:
             hint = f"try {', '.join(('embeddings', 'layer', *SECTIONS))}"
@@ -386,10 +386,10 @@ def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, la
     got["layer"] = got["encoder"][0] // max(layers, 1), got["encoder"][1] // max(layers, 1)
     terms = []
     for group in ("embeddings", *["layer"] * bool(layers), "pooler", "head"):
-        own = [replace(step, copies=1) for step in steps if step.group == group]
+        chosen = [replace(step, copies=1) for step in steps if step.group == group]
         copies = layers if group == "layer" else 1
-        if own:
-            yield sum_of(f"{group} (each of {copies})" if copies > 1 else group, own, *got[group])
+        if chosen:
+            yield sum_of(f"{group} (each of {copies})" if copies > 1 else group, chosen, *got[group])
         if any(got[group]):
             terms.append(f"{copies} x {got[group][0]:,}" if copies > 1 else f"{got[group][0]:,}")
     yield replace(sum_of("total", steps, *whole), symbols=" + ".join(terms))

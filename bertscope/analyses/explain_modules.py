@@ -58,7 +58,7 @@ def _computed(node: ast.expr) -> int:
 
 
 class Run(NamedTuple):
-    """The shapes of a module's inputs and outputs in its first call, the FLOPs of its own products, and its calls."""
+    """The shapes of a module's inputs and outputs in its first call, its FLOPs without its children, and its calls."""
 
     inputs: tuple[tuple[int, ...], ...] = ()
     outputs: tuple[tuple[int, ...], ...] = ()
@@ -118,7 +118,7 @@ _RULES: tuple[tuple[tuple[type, ...], ModuleRule], ...] = (
 _CONV1D = ModuleRule("conv1d", {"weight": "nx * nf", "bias": "nf"}, "2 * positions * nx * nf", "nf")
 
 
-def _rule_of(module: nn.Module, own: Sequence[Held], run: Run) -> ModuleRule:
+def _rule_of(module: nn.Module, tensors: Sequence[Held], run: Run) -> ModuleRule:
     """Return the formulas of a module's class; those without formulas have only the key of their sentence."""
     rule = next((rule for kinds, rule in _RULES if isinstance(module, kinds)), None)
     if rule is not None:
@@ -128,16 +128,16 @@ def _rule_of(module: nn.Module, own: Sequence[Held], run: Run) -> ModuleRule:
         return _CONV1D
     if run.flops and "att" in name.lower():
         return ModuleRule("products", flops="2 * 2 * positions * keys * width")
-    if not own:
+    if not tensors:
         return ModuleRule("own_products")
-    is_norm = "norm" in name.lower() and all(len(held.shape or ()) == 1 for held in own)
+    is_norm = "norm" in name.lower() and all(len(held.shape or ()) == 1 for held in tensors)
     return _norm() if is_norm else ModuleRule(_OWN_SUM)
 
 
-def _params(values: dict[str, object], rule: ModuleRule, own: Sequence[Held]) -> Formula | None:
+def _params(values: dict[str, object], rule: ModuleRule, tensors: Sequence[Held]) -> Formula | None:
     """Return the formula of the module's own tensors: by its class, else the sizes of each."""
     terms = []
-    for held in own:
+    for held in tensors:
         name = held.path.rpartition(".")[2]
         term = rule.tensors.get(name)
         if term is None or not _made(term, values, held.numel):  # a subclass may store it packed
@@ -145,21 +145,21 @@ def _params(values: dict[str, object], rule: ModuleRule, own: Sequence[Held]) ->
             values = {**values, term: _product(held.shape)}
         terms.append(term)
     if len(terms) > _MOST_TERMS:
-        sizes = Counter(_product(held.shape) for held in own)
+        sizes = Counter(_product(held.shape) for held in tensors)
         numbers = " + ".join(f"{times} x {size}" if times > 1 else size for size, times in sizes.items())
-        total = sum(held.numel for held in own)
-        return Formula(symbols=f"{len(own)} tensors", numbers=numbers.replace("*", "x"), value=total)
+        total = sum(held.numel for held in tensors)
+        return Formula(symbols=f"{len(tensors)} tensors", numbers=numbers.replace("*", "x"), value=total)
     symbols = " + ".join(f"{times} * {term}" if times > 1 else term for term, times in Counter(terms).items())
-    return formula(symbols, values) if own else None
+    return formula(symbols, values) if tensors else None
 
 
 def _made(symbols: str, values: Mapping[str, object], wanted: int) -> Formula | None:
     """Return the formula if the module has all of its attributes and it gives the wanted value."""
     try:
-        made = formula(symbols, values)
+        candidate = formula(symbols, values)
     except KeyError:
         return None
-    return made if made.value == wanted else None
+    return candidate if candidate.value == wanted else None
 
 
 def _product(shape: Shape) -> str:
@@ -182,13 +182,13 @@ def _attributes(module: nn.Module) -> dict[str, object]:
 def _flops(module: nn.Module, values: Mapping[str, object], rule: ModuleRule, run: Run) -> Formula:
     """Return the FLOPs of the module's own matrix products: a formula if one gives their number, else as counted.
 
-    The number of keys of an attention is a length of one of its inputs; the width of all heads is that of the output or
-    of one of its dense layers.
+    The number of keys of an attention is a length of one of its inputs; the width of all heads is the output's or
+    the width of one of its dense layers.
     """
     shape = next(iter(run.inputs if rule.of_input else run.outputs), ())
     channels = values.get(rule.channels, shape[-1] if shape else 0)
     positions = prod(shape) // channels if isinstance(channels, int) and channels else 0
-    lengths = sorted({given[-2] for given in run.inputs if len(given) > 2}) if "keys" in rule.flops else [0]
+    lengths = sorted({sizes[-2] for sizes in run.inputs if len(sizes) > 2}) if "keys" in rule.flops else [0]
     dense = [layer.out_features for layer in module.children() if isinstance(layer, nn.Linear)]
     widths = dict.fromkeys([*shape[-1:], *dense]) if "width" in rule.flops else [0]
     for keys, width in product(lengths, widths):
@@ -222,8 +222,8 @@ def explain_modules(
         return run_as_it_is(model.eval(), inputs, training=False)[0]
 
     try:
-        given = inputs_for(model, batch, seq, given=inputs)
-        recorded = run_without_values(source, model, given, run, made, inputs)
+        example = inputs_for(model, batch, seq, given=inputs)
+        recorded = run_without_values(source, model, example, run, made, inputs)
     except BertscopeError as error:
         if inputs:
             raise
@@ -249,8 +249,8 @@ def explain_modules(
 def _runs(recorded: Trace) -> dict[str, Run]:
     """Return what was recorded of each module, in the order of the forward pass."""
     flops, calls = Counter[str](), Counter(call.path for call in recorded.modules)
-    for (path, _, _), made in recorded.calls.items():
-        flops[path] += made.work.matmul_flops
+    for (path, _, _), total in recorded.calls.items():
+        flops[path] += total.work.matmul_flops
     shapes, runs = recorded.shapes(), {}
     for path in dict.fromkeys((*shapes, *flops)):  # the root of TorchScript has no hooks, so no shapes
         inputs, outputs = (tuple(item.shape for item in items) for items in shapes.get(path, ((), ())))
@@ -265,7 +265,7 @@ class _ModuleWalk:
         runs = {} if recorded is None else _runs(recorded)
         self.model, self.recorded = model, recorded
         self.modules = dict(model.named_modules())
-        self.order = {path: place for place, path in enumerate(runs)}
+        self.order = {path: index for index, path in enumerate(runs)}
         self.plain = read(model, runs, Run())
         top = self.root = fold(self.plain)
         while len(top.children) == 1 and top.children[0].children and top.children[0].copies == 1 and not top.held:
@@ -303,16 +303,16 @@ class _ModuleWalk:
         module, run = self.modules[path], node.note
         starts = (path[:end] for end in [*(dot.start() for dot in re.finditer(r"\.", path)), len(path)])
         group = next((self.groups[start].path for start in starts if start in self.groups), "")  # of the root: none
-        own = [held for held in node.held if held.is_parameter]
-        rule, values = _rule_of(module, own, run), _attributes(module)
+        tensors = [held for held in node.held if held.is_parameter]
+        rule, values = _rule_of(module, tensors, run), _attributes(module)
         said = [Note(key=rule.key)]
-        said += [Note(key=_OWN_SUM)] if own and not rule.tensors and rule.flops else []
+        said += [Note(key=_OWN_SUM)] if tensors and not rule.tensors and rule.flops else []
         said += [
             Note(key="tied", values={"name": held.path.rpartition(".")[2], "tied_to": held.tied_to})
-            for held in own
+            for held in tensors
             if held.tied_to
         ]
-        said += [Note(key="unknown")] if any(held.shape is None for held in own) else []
+        said += [Note(key="unknown")] if any(held.shape is None for held in tensors) else []
         said += [Note(key="not_called")] if self.order and not run.outputs else []
         return Step(
             number=number,
@@ -323,14 +323,14 @@ class _ModuleWalk:
             type=node.type,
             inputs=tuple(map(_dims, run.inputs)),
             output=_dims(run.outputs[0]) if run.outputs else (),
-            params=_params(values, rule, [item for item in own if not item.tied_to and item.shape is not None]),
+            params=_params(values, rule, [item for item in tensors if not item.tied_to and item.shape is not None]),
             flops=_flops(module, values, rule, run) if run.flops else None,
             copies=copies,
             sentences=tuple(said),
         )
 
     def sums(self, steps: Sequence[Step], at: str, chosen: Sequence[Step]) -> Iterator[Sum]:
-        """Yield the sum of the `chosen` steps if they are those at a path, that of each group, and that of all."""
+        """Yield the sum of the `chosen` steps if they are at a path, of each group, and of all steps."""
         params = {node.path: sum(held.distinct_numel for held in node.params) for node in self.plain.walk()}
         flops: dict[str, int] = {}
         if self.recorded is not None:
@@ -341,14 +341,14 @@ class _ModuleWalk:
             single = next(expand(at))
             yield replace(sum_of(at, chosen, params[single], flops.get(single, 0)), symbols=_written(chosen))
         whole = [params[""], flops.get("", 0)]
-        own = list(whole)
+        rest = list(whole)
         for path in dict.fromkeys(child.path for child in self.groups.values()):
-            below = [sum(found.get(single, 0) for single in expand(path)) for found in (params, flops)]
-            own = [left - part for left, part in zip(own, below, strict=True)]
+            below = [sum(counts.get(single, 0) for single in expand(path)) for counts in (params, flops)]
+            rest = [left - part for left, part in zip(rest, below, strict=True)]
             if any(below):
                 yield sum_of(path, [step for step in steps if step.group == path], *below)
-        if any(own):
-            yield sum_of(_OWN, [step for step in steps if step.group == _OWN], *own)
+        if any(rest):
+            yield sum_of(_OWN, [step for step in steps if step.group == _OWN], *rest)
         yield sum_of("total", steps, *whole)
 
 

@@ -41,7 +41,7 @@ def diff(a: ModelSource | Checkpoint, b: ModelSource | Checkpoint, *, batch: int
 
     The FLOPs of a model whose forward pass does not run with the inputs that bertscope derives are None.
 
-    Paths are compared without their prefix (`bert.` or that of another family), so that a model with a head matches
+    Paths are compared without their prefix (`bert.` or another family's), so that a model with a head matches
     the same model without one, and without the wrappers of peft, so that only adapters differ.
     """
     one, other = (
@@ -99,7 +99,7 @@ def _of_model(source: ModelSource, batch: int, seq: int) -> _Side:
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> _Side:
-    """Return a side whose names are those of torch without `bert.`; its settings are the format and the dtypes."""
+    """Return a side whose names are torch's without `bert.`; its settings are the format and the dtypes."""
     stored = sums(checkpoint)
     params, size = stored.distinct_params, stored.weight_bytes
     dtypes = ", ".join(f"{row.dtype} ({row.packing})" if row.packing else row.dtype for row in stored.dtypes)
@@ -162,21 +162,21 @@ def model_part(
     training = FlopsRun(source=source, run=run_config.counted(mode=TRAINING, checkpointing=NONE))
     with stage(f"{source.name}, FLOPs"):
         flops, training_flops = flops_model(work, (batch,), sizes), flops_model(training, (batch,), (seq,))
-    given = Given(batch=batch, seq=seq, input=inputs)
-    forward = _dataflow(source, model, "", given)
+    run_inputs = Given(batch=batch, seq=seq, input=inputs)
+    forward = _dataflow(source, model, "", run_inputs)
     repeated = (node.path for node in forward.nodes if node.copies > 1) if forward else iter(())
     layer = f"{source.layer_path}.0" if source.layers else next(repeated, "")
     simulator = Simulator(source)
 
-    fit = asked = plan = None
+    fit = for_batch = plan = None
     if memory is not None and has_fit:  # the search verifies that layers repeat, for the estimate too
         with stage(f"{source.name}, fit"):
             limited = simulator.limited(run_config, memory, *room)
-            fit, asked = (
+            fit, for_batch = (
                 fit_report(limited, variants, batch=size, tries_other_head=False, is_exact=False)
                 for size in (None, batch)
             )
-            plain = [row for row in asked.rows if row.checkpointing == NONE]
+            plain = [row for row in for_batch.rows if row.checkpointing == NONE]
             if plain and not any(row.fits for row in plain) and run_config.mode == TRAINING:
                 with suppress(BertscopeError):  # a model without layers whose products could be kept
                     limited = Simulator(source, one_batch=True).limited(run_config, memory, *room)
@@ -193,14 +193,14 @@ def model_part(
         training=training_flops,
         memory=report,
         fit=fit,
-        asked=asked,
+        asked=for_batch,
         plan=plan,
         forward=forward,
-        layer=_dataflow(source, model, layer, given) if layer else None,
+        layer=_dataflow(source, model, layer, run_inputs) if layer else None,
     )
 
 
-def _dataflow(source: ModelSource, model: nn.Module, path: str, given: Given) -> GraphReport | None:
+def _dataflow(source: ModelSource, model: nn.Module, path: str, run_inputs: Given) -> GraphReport | None:
     with suppress(BertscopeError), source.confined(), redirect_stdout(sys.stderr):  # it does not run the layer
-        return forward_diagram(model, path, name=source.name, given=given)
+        return forward_diagram(model, path, name=source.name, given=run_inputs)
     return None

@@ -17,7 +17,7 @@ from bertscope.tracing.module_tree import Held, InOut, Node, fold, held_bytes, r
 from bertscope.units import PRECISIONS
 
 _MOST_TERMS = 8  # of a sum; one with more is not written
-_MOST_LAYERS = 2  # kinds of repeated layers, such as those of an encoder and of a decoder
+_MOST_LAYERS = 2  # kinds of repeated layers, such as an encoder's and a decoder's
 
 
 def written_sums(groups: Sequence[CountRow], layers: Sequence[CountRow]) -> Iterator[WrittenSum]:
@@ -129,7 +129,7 @@ def counts(
     """Return what `count` returns for each value of `by` in `tables`, from one reading of the model.
 
     Equal layers are folded unless `by` is "parameter"; `folded` overrides this. `dtype` (fp32, bf16, fp16) sets the
-    bytes; by default they are those of the tensors. `shapes`, as returned by `tracing.flops.shapes`, adds the shapes of
+    bytes; by default the tensors' own dtypes do. `shapes`, as returned by `tracing.flops.shapes`, adds the shapes of
     inputs and outputs.
     """
     options: list[tuple[str, Any, Collection[Any]]] = [("by", by, BY) for by in tables]

@@ -36,7 +36,7 @@ def verify(
 ) -> VerifyReport:
     """Compare a model with a checkpoint's header: it fits if it has exactly the model's tensors, shapes and dtypes.
 
-    `dtype` (fp32, bf16, fp16) is the expected one of floating-point tensors, by default that of the config.json, if
+    `dtype` (fp32, bf16, fp16) is expected of floating-point tensors, by default the one in the config.json, if
     any. `allow` lists the findings that are reported but not wrong: missing, unexpected, dtype. `strip_prefix` is left
     out of the file's names, "auto" finds it; without it, such a prefix is one finding, and the others are those beyond.
     """
@@ -67,10 +67,10 @@ def verify(
     rows = [replace(row, is_wrong=False) if row.status in allowed else row for row in findings]
     wrong = {row.status for row in rows if row.is_wrong}
     # The classes of the same configuration whose tensors the checkpoint has.
-    others = source.other_classes() if wrong & {"missing", "unexpected"} else ()
+    alternatives = source.other_classes() if wrong & {"missing", "unexpected"} else ()
     fitting = [
         str(other.architecture)
-        for other in others
+        for other in alternatives
         if not any(row.is_wrong for row in _ModelTensors(other.build(), None).rows(named))
     ]
     return VerifyReport(
@@ -89,7 +89,7 @@ def verify(
 
 
 def _named(checkpoint: Checkpoint) -> _Named:
-    """Return the tensors of the checkpoint of a model, without those of a Dense of sentence-transformers."""
+    """Return the tensors of the checkpoint of a model, without a Dense of sentence-transformers."""
     for tensor in checkpoint.tensors:
         if "/" in tensor.name and checkpoint.format in ("safetensors", "pytorch"):
             raise SourceError(
@@ -209,10 +209,10 @@ def _how(stored: str, name: str, prefix: str) -> str:
 def _folded(rows: Iterable[VerifyRow]) -> Iterator[VerifyRow]:
     """Merge equal rows of neighbouring layers, and renamed tensors by the kind of renaming."""
     ordered = sorted(rows, key=lambda row: in_order(row.name))
-    others = [row for row in ordered if row.status != "renamed"]
+    rest = [row for row in ordered if row.status != "renamed"]
     # Rows of equal layers differ in their names only.
-    likeness = [replace(row, name="", stored_name="", note=without_numbers(row.note)) for row in others]
-    for name, _, items in collapse((row.name, like, row) for row, like in zip(others, likeness, strict=True)):
+    likeness = [replace(row, name="", stored_name="", note=without_numbers(row.note)) for row in rest]
+    for name, _, items in collapse((row.name, like, row) for row, like in zip(rest, likeness, strict=True)):
         first, params = items[0], sum(item.params for item in items)
         stored_name = first.stored_name if len(items) == 1 or first.stored_name is None else name
         yield replace(first, name=name, stored_name=stored_name, copies=len(items), params=params)

@@ -353,8 +353,8 @@ def fit(
     >>> row.answer, row.peak_bytes < 2**30
     ('yes', True)
     """
-    given = {"batch": batch, "batch_total": batch_total, "exact": exact, "inputs": inputs, "name": name}
-    reports = fits(model, budget, **given, **settings)
+    arguments = {"batch": batch, "batch_total": batch_total, "exact": exact, "inputs": inputs, "name": name}
+    reports = fits(model, budget, **arguments, **settings)
     if len(reports) > 1:
         raise SelectionError(f"fit takes one gpu; got {len(reports)}; bertscope.fits returns a report for each")
     return reports[0]

@@ -64,11 +64,11 @@ def public_function(*passed_on: Callable[..., Any]) -> Callable[[Function], Func
     """
 
     def decorate(function: Function) -> Function:
-        own = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
-        names = {item.name for item in own}
+        explicit = [item for item in signature(function).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
+        names = {item.name for item in explicit}
         passed = [item for other in passed_on for item in signature(other).parameters.values()]
         passed = [item.replace(kind=Parameter.KEYWORD_ONLY) for item in passed if item.default is not Parameter.empty]
-        listed = {item.name: item for item in own} | {item.name: item for item in passed if item.name not in names}
+        listed = {item.name: item for item in explicit} | {item.name: item for item in passed if item.name not in names}
         question = QUESTIONS.get(function.__name__, Question(records=(), files=()))
         table = {name: row for name, row in question.table.items() if name not in listed}
         defaults: dict[str, Any] = dict.fromkeys((*question.files, *INPUT_KEYWORDS * ("inputs" in listed)))
@@ -217,7 +217,7 @@ def longest_input(source: ModelSource, usual: int) -> int:
     return positions(source.build())
 
 
-def request_of(question: str, model: Any, settings: Mapping[str, Any], **others: Any) -> Request:
+def request_of(question: str, model: Any, settings: Mapping[str, Any], **changes: Any) -> Request:
     """Return a public function's request: the keywords, and behind them what a front end passes as `model`.
 
     A training file precedes a project's defaults. The run of a plan is a default between both; its strategy is
@@ -225,7 +225,7 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any], **others:
     """
     row, keywords = QUESTIONS[question], dict(settings)
     request = model if isinstance(model, Request) else Request.of(question, model)
-    request = replace(request, **{"question": question, "records": row.records, "compared": row.compared} | others)
+    request = replace(request, **{"question": question, "records": row.records, "compared": row.compared} | changes)
     file, plan = (keywords.pop(name, None) if name in row.files else None for name in ("training_file", "plan"))
     file, plan = (request.training_file if file is None else file), (request.plan if plan is None else plan)
     for name in row.unused:

@@ -179,17 +179,17 @@ class TableReport(Report, Generic[Row]):
         return isinstance(key, str) and bool(self._found(key))
 
     def __getitem__(self, key: str) -> Row:
-        """Return the row of this path ("" for the whole model), end of a path, or name.
+        """Return the row of this path ("" for the model), end of a path, or name.
 
         One of several equal layers, such as `encoder.layer.3`, has their common row. Raises RowError, a KeyError, for
         a key that no row or several rows have.
         """
-        found = self._found(key) if isinstance(key, str) else []
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(_names(row)[0] for row in found)
-            raise RowError(f"{len(found)} rows are named {key!r}; give the path of one: {names}")
+        matches = self._found(key) if isinstance(key, str) else []
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            names = ", ".join(_names(row)[0] for row in matches)
+            raise RowError(f"{len(matches)} rows are named {key!r}; give the path of one: {names}")
         known = dict.fromkeys(name for row in self._all() for name in _names(row))
         raise RowError(f"no row {str(key)[:100]!r}; {suggestion(str(key), filter(None, known))}")
 

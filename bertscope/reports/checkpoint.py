@@ -14,7 +14,7 @@ class StoredTensor(Record):
     """
 
     name: str
-    dtype: str  # torch's name: "float32"; of a packed one that of its elements: "int4", "nf4", "Q4_K"
+    dtype: str  # torch's name: "float32"; of a packed one the dtype of its elements: "int4", "nf4", "Q4_K"
     shape: tuple[int, ...]
     params: int  # elements
     bytes: int

@@ -151,8 +151,8 @@ class ClassReport(DiagramReport, kind="diagram"):
         return tuple(box for box in bare if box.name not in left_out)
 
     def _with_bases(self, names: Iterable[str]) -> set[str]:
-        bases, found, waiting = {box.name: box.bases for box in self.classes}, set[str](), [*names]
+        bases, reached, waiting = {box.name: box.bases for box in self.classes}, set[str](), [*names]
         while waiting:
-            found.add(name := waiting.pop())
+            reached.add(name := waiting.pop())
             waiting += bases.get(name, ())
-        return found
+        return reached

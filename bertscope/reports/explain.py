@@ -23,12 +23,12 @@ class Formula(Record):
 
 
 class Step(Record):
-    """One step; `copies` equal layers if the name has a range. Params and FLOPs are those of one copy.
+    """One step; `copies` equal layers if the name has a range. Params and FLOPs are counted for one copy.
 
     A step of a model that is no BERT is a module: `name` is its path, and it has no name of TensorFlow.
     """
 
-    number: int = 0  # in the walk of the whole model, from 1; 0 for a module in a step of a BERT
+    number: int = 0  # in the walk of the model, from 1; 0 for a module in a step of a BERT
     group: str
     name: str  # names of keras-bert: Transformer-0-FeedForward-Norm
     path: str  # Hugging Face
@@ -64,15 +64,15 @@ class Point(Record):
 
     key: str  # of its sentence
     name: str
-    shape: str = ""  # "(layers + 1) x [batch, seq, hidden_size]": a tuple of so many tensors
+    shape: str = ""  # "(layers + 1) x [batch, seq, hidden_size]": a tuple of that many tensors
     sizes: str = ""  # "13 x [1, 128, 768]", or the value of a field
     type: str = ""  # and default, as Python writes them: "torch.Tensor | None = None"
 
 
 class Section(Record):
-    """A section on the whole model: config, inputs, outputs, caches, positions or checkpointing.
+    """A section on the model: config, inputs, outputs, caches, positions or checkpointing.
 
-    `notes` are keys of sentences; the `values` are those of the title and of all sentences.
+    `notes` are keys of sentences; the `values` are for the title and all sentences.
     """
 
     key: str

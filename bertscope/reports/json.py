@@ -36,13 +36,13 @@ _REMEDY = "give what `--format json` or `bertscope.to_json` wrote"
 
 def report_classes() -> dict[str, tuple[type, ...]]:
     """Return the report classes of each kind."""
-    found: dict[str, tuple[type, ...]] = {}
+    classes: dict[str, tuple[type, ...]] = {}
     for module in pkgutil.iter_modules(reports.__path__):
         for item in vars(import_module(f"{reports.__name__}.{module.name}")).values():
             if isinstance(item, type) and dataclasses.is_dataclass(item) and hasattr(item, "kind"):
-                known = found.get(item.kind, ())
-                found[item.kind] = known if item in known else (*known, item)
-    return dict(sorted(found.items()))
+                known = classes.get(item.kind, ())
+                classes[item.kind] = known if item in known else (*known, item)
+    return dict(sorted(classes.items()))
 
 
 def schemas() -> SchemasReport:
@@ -59,11 +59,11 @@ def schema(kind: str) -> dict[str, Any]:
     >>> bertscope.schema("tree")["title"]
     'bertscope tree'
     """
-    found = report_classes()
-    if kind not in found:
-        raise SelectionError(f"no report of kind {kind[:60]!r}; {suggestion(kind, found)}")
+    known = report_classes()
+    if kind not in known:
+        raise SelectionError(f"no report of kind {kind[:60]!r}; {suggestion(kind, known)}")
     definitions: dict[str, Any] = {}
-    bodies = [_object_schema(item, definitions, report=kind) for item in found[kind]]
+    bodies = [_object_schema(item, definitions, report=kind) for item in known[kind]]
     return {
         "$schema": DIALECT,
         "$id": f"urn:bertscope:{kind}:{SCHEMA}",
@@ -136,8 +136,8 @@ def from_json(text: str | bytes) -> Any:
     if not isinstance(kind, str) or kind not in known:
         raise SourceError(f"no report of kind {_shown(kind)}; {suggestion(str(kind), known)}")
     if data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
-        given = _shown(data.get("schema"))
-        raise SourceError(f"the report has schema {given}; this version reads {SCHEMA}: write the report again")
+        version = _shown(data.get("schema"))
+        raise SourceError(f"the report has schema {version}; this version reads {SCHEMA}: write the report again")
     fields = {name: value for name, value in data.items() if name not in ("schema", "kind")}
     fitting = (item for item in known[kind] if fields.keys() <= _hints(item).keys())
     try:
@@ -171,7 +171,7 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         # `tuple[int, ...]` has any length, `tuple[int, str]` two elements
         each = arguments[:1] * len(value) if arguments[-1:] == (Ellipsis,) else arguments
         if len(each) == len(value):
-            return tuple(typed(kind, value[place], f"{where}[{place}]") for place, kind in enumerate(each))
+            return tuple(typed(kind, value[index], f"{where}[{index}]") for index, kind in enumerate(each))
     if origin is dict and isinstance(value, dict):
         return {key: typed(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     raise _unlike(hint, value, where)
@@ -189,14 +189,14 @@ def _object(item: Any, value: Any, where: str) -> Any:
     hints = _hints(item)
     for name in value.keys() - hints.keys():
         raise SourceError(f"{where} has no field {_shown(name)}; {suggestion(name, hints)}")
-    found = {name: typed(hints[name], content, f"{where}.{name}") for name, content in value.items()}
+    values = {name: typed(hints[name], content, f"{where}.{name}") for name, content in value.items()}
     for field in dataclasses.fields(item):
         if not field.init:
-            found.pop(field.name, None)  # it follows from the others
-        elif field.name not in found and field.default is field.default_factory is dataclasses.MISSING:
+            values.pop(field.name, None)  # it follows from the others
+        elif field.name not in values and field.default is field.default_factory is dataclasses.MISSING:
             raise SourceError(f"{where} lacks the field {field.name!r}; {_REMEDY}")
     try:
-        return item(**found)
+        return item(**values)
     except ValueError as error:  # settings that no run has, or a cost that contradicts itself
         raise SourceError(f"{where}: {getattr(error, 'message', error)}; {_REMEDY}") from None
 
@@ -204,10 +204,10 @@ def _object(item: Any, value: Any, where: str) -> Any:
 def _union(hint: Any, arguments: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in arguments:
         return None
-    others = [argument for argument in arguments if argument is not type(None)]
-    if len(others) == 1:
-        return typed(others[0], value, where)
-    for argument in others:
+    options = [argument for argument in arguments if argument is not type(None)]
+    if len(options) == 1:
+        return typed(options[0], value, where)
+    for argument in options:
         with suppress(SourceError):
             return typed(argument, value, where)
     raise _unlike(hint, value, where)
@@ -261,8 +261,8 @@ def _check(values: list[Any], form: Any) -> None:
             _check([item for value in values for item in value], form[0])
     elif isinstance(form, tuple):
         is_right = kinds <= {list} and set(map(len, values)) <= {len(form)}
-        for column, own in zip(zip(*values, strict=True), form, strict=True) if is_right and values else ():
-            _check(list(column), own)
+        for column, item_form in zip(zip(*values, strict=True), form, strict=True) if is_right and values else ():
+            _check(list(column), item_form)
     else:
         is_right = kinds <= {form} and (form is not str or "".join(values).isprintable())
     if not is_right:

@@ -34,11 +34,11 @@ class LayerRange:
     @classmethod
     def parse(cls, name: str) -> LayerRange | None:
         """Return the layers that one part of a path numbers; None for other names (`03`, `3-1`, `dense`)."""
-        found = _RANGE.fullmatch(name)
-        if found is None:
+        match = _RANGE.fullmatch(name)
+        if match is None:
             return None
-        layers = cls(int(found[1]), int(found[2] or found[1]))
-        return layers if found[2] is None or layers.is_run else None
+        layers = cls(int(match[1]), int(match[2] or match[1]))
+        return layers if match[2] is None or layers.is_run else None
 
     @property
     def is_run(self) -> bool:
@@ -73,7 +73,7 @@ def written_apart(path: str) -> str:
     """Return the name or path of one module as it is among ranges: `a.0-3` becomes `a.0-3'`."""
     if "-" not in path:  # the pattern takes ten times as long
         return path
-    return _LIKE_A_RANGE.sub(lambda found: f"{found[0]}'" if is_run(found[1]) else found[0], path)
+    return _LIKE_A_RANGE.sub(lambda match: f"{match[0]}'" if is_run(match[1]) else match[0], path)
 
 
 def in_order(path: str) -> list[Any]:
@@ -87,14 +87,14 @@ def in_order(path: str) -> list[Any]:
 
 def expand(path: str) -> Iterator[str]:
     """Yield every single path that `path` represents; the last range varies fastest."""
-    found = next((found for found in _LIKE_A_RANGE.finditer(path) if is_run(found[1])), None)
-    if found is None:
+    match = next((match for match in _LIKE_A_RANGE.finditer(path) if is_run(match[1])), None)
+    if match is None:
         yield path
         return
-    layers, rests = LayerRange.parse(found[0]), [*expand(path[found.end() :])]
-    for name in layers or [found[0][:-1]]:
+    layers, rests = LayerRange.parse(match[0]), [*expand(path[match.end() :])]
+    for name in layers or [match[0][:-1]]:
         for rest in rests:
-            yield f"{path[: found.start()]}{name}{rest}"
+            yield f"{path[: match.start()]}{name}{rest}"
 
 
 def collapse(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key, list[Item]]]:
@@ -105,9 +105,9 @@ def collapse(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key,
     alike: dict[tuple[str, str | None, Key], list[tuple[int, Item]]] = {}
     for name, key, item in items:
         path = written_apart(name)
-        found = _NUMBER.search(path)
-        likeness = (path[: found.start()], path[found.end() :], key) if found else (path, None, key)
-        alike.setdefault(likeness, []).append((int(found[0]) if found else 0, item))
+        match = _NUMBER.search(path)
+        likeness = (path[: match.start()], path[match.end() :], key) if match else (path, None, key)
+        alike.setdefault(likeness, []).append((int(match[0]) if match else 0, item))
     for (before, after, key), members in alike.items():
         if len(members) == 1:  # as in a file of many different names
             (number, item), *_ = members
@@ -127,16 +127,16 @@ def collapse(items: Iterable[tuple[str, Key, Item]]) -> Iterator[tuple[str, Key,
 @lru_cache(maxsize=4096)
 def layers_in(path: str) -> LayerRange | None:
     """Return the layers of the stack that a path lies in; None outside."""
-    found = _IN_STACK.search(path)
-    return LayerRange.parse(found[2]) if found else None
+    match = _IN_STACK.search(path)
+    return LayerRange.parse(match[2]) if match else None
 
 
 def with_layers(path: str, name: Callable[[LayerRange], object]) -> str:
     """Return the path with the layers of the stack under the name that `name` gives them."""
 
-    def renamed(found: re.Match[str]) -> str:
-        layers = LayerRange.parse(found[2])
-        return found[0] if layers is None else f"{found[1]}{name(layers)}"
+    def renamed(match: re.Match[str]) -> str:
+        layers = LayerRange.parse(match[2])
+        return match[0] if layers is None else f"{match[1]}{name(layers)}"
 
     return _IN_STACK.sub(renamed, path)
 

@@ -30,7 +30,7 @@ class TrainingKey(Record):
 class TrainingFile(Record):
     """The settings of a training loop in a file of transformers or accelerate, each key in one of four lists.
 
-    `fields` are those of RunConfig that the keys in `used` set. `replaced` has fields, not keys: those for which the
+    `fields` are the fields of RunConfig that the keys in `used` set. `replaced` has fields, not keys, for which the
     run has another value, by an option of the command line.
     """
 
@@ -64,7 +64,7 @@ class TrafficRow(Record):
 
     phase: str
     collective: str  # one of COLLECTIVES
-    path: str  # equal layers as a range; empty for the whole model
+    path: str  # equal layers as a range; empty for the model
     ranks: int  # of a call
     calls: int
     full_bytes: int
@@ -152,7 +152,7 @@ class Timing(Record):
 
 
 class ProcessMemory(Record):
-    """The memory of the whole process, libraries included, as the operating system reports it."""
+    """The memory of the process, libraries included, as the operating system reports it."""
 
     resident_before_bytes: int  # before the step, with model and optimizer
     high_water_bytes: int  # the highest during one step
@@ -199,11 +199,11 @@ class Variant(Record):
     measured: Memory | None = None
     timing: Timing | None = None
     process: ProcessMemory | None = None
-    outlook: BreakEven | None = None  # if this peak is not below that of the first variant
+    outlook: BreakEven | None = None  # if this peak is not below the first variant's
     traffic: tuple[TrafficRow, ...] = ()  # of a step, seen from the rank of this report
     failure: str = ""  # reason for a missing measurement
     largest_batch: int | None = None  # that fits on the GPU, if no variant of the report fits for certain
-    rank_rows: tuple[RankRow, ...] = ()  # of real ranks; `measured` is that of the first rank of this machine
+    rank_rows: tuple[RankRow, ...] = ()  # of real ranks; `measured` is from the first rank of this machine
 
     @property
     def memory(self) -> Memory | None:
@@ -236,19 +236,19 @@ class Variant(Record):
             return None
         estimated = {phase.phase: phase.peak_bytes for phase in self.estimated.phases}
         measured = {phase.phase: phase.peak_bytes for phase in self.measured.phases if phase.phase in estimated}
-        differences = [(estimated[name] - found, found) for name, found in measured.items() if found]
-        errors = [(difference / found, difference) for difference, found in differences]
+        differences = [(estimated[name] - size, size) for name, size in measured.items() if size]
+        errors = [(difference / size, difference) for difference, size in differences]
         return max(errors, key=lambda error: abs(error[0]), default=(0.0, 0))
 
 
 class MemoryReport(TableReport[Variant], kind="memory", rows_in="variants"):
     """The result of `estimate` and `profile`: one step with one or several checkpointing choices.
 
-    Of several ranks it is that of rank `run.parallelism.rank`.
+    Of several ranks it is about rank `run.parallelism.rank`.
     """
 
     subject: Subject
-    run: RunConfig  # that of all variants, without their checkpointing
+    run: RunConfig  # of all variants, without their checkpointing
     machine: str  # the device of the measurement, or the estimated device
     variants: tuple[Variant, ...]
     ranks: tuple[RankGroup, ...] = ()  # of a job of several
@@ -275,7 +275,7 @@ class FitRow(CostRow):
     the context at the upper end of what is published; 0 if batch 1 does not fit. `batch` is rounded down to a multiple
     of 8 above 16, unless the exact one is wanted; `batch_without_margin` leaves nothing free. `batch_by_bytes` is the
     largest one whose tensors fit with the context at the lower end; up to it the answer is uncertain. With an asked
-    batch, `batch` and `batch_by_bytes` are this batch or 0. `cost` is that of `batch`, of batch 1 if that is 0, or of
+    batch, `batch` and `batch_by_bytes` are this batch or 0. `cost` belongs to `batch`, to batch 1 if that is 0, or to
     the asked batch; `next_peak_bytes` is the peak of one more than the exact one. For eager attention with a context
     that is not given, `reserved` has what older versions of torch save more.
     """
@@ -286,7 +286,7 @@ class FitRow(CostRow):
     batch: int
     batch_by_bytes: int
     next_peak_bytes: int
-    strategy: str = "none"  # of the ranks; `batch` and bytes are those of one
+    strategy: str = "none"  # of the ranks; `batch` and bytes are per rank
     ranks: int = 1
     other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
     largest_batch: int = 0  # that fits, of a row whose asked batch does not
@@ -303,7 +303,7 @@ class FitReport(TableReport[FitRow], kind="fit"):
     """The largest batch for each variant; with `asked_batch`, whether that one fits in `budget_bytes`."""
 
     subject: Subject
-    run: RunConfig  # that of all rows, without sizes, precision and checkpointing
+    run: RunConfig  # of all rows, without sizes, precision and checkpointing
     budget_bytes: int
     card: Gpu | None
     asked_batch: int | None
@@ -332,8 +332,8 @@ class LengthsRow(CostRow):
 
     fixed: padded to the longest sequence of all. dynamic: to the longest of each batch. grouped: so, of similar
     lengths. unpadded: without padding. packed: so, up to `tokens_per_batch`. tokens: sorted by length, padded up to
-    `tokens_per_batch`. `cost` is that of the worst step, of `worst_batch` sequences of `worst_seq` tokens; its time
-    alone is that of a step of mean length.
+    `tokens_per_batch`. `cost` is for the worst step, of `worst_batch` sequences of `worst_seq` tokens; its time
+    alone is for a step of mean length.
     """
 
     name: str
@@ -348,7 +348,7 @@ class LengthsRow(CostRow):
 
 
 class LengthBatch(CostRow):
-    """The largest batch whose sequences have at most `high` tokens, and more than those of the entry before."""
+    """The largest batch whose sequences have at most `high` tokens, and more than in the entry before."""
 
     low: int
     high: int
@@ -368,7 +368,7 @@ class LengthsReport(TableReport[LengthsRow], kind="lengths"):
     shortest: int
     longest: int
     mean: float
-    traced: tuple[int, ...]  # the lengths whose steps ran; between them a peak is that of the straight line
+    traced: tuple[int, ...]  # the lengths whose steps ran; between them a peak is on the straight line
     rows: tuple[LengthsRow, ...]
     table: tuple[LengthBatch, ...] = ()  # of a search for the largest batches
     budget_bytes: int | None = None
@@ -391,8 +391,8 @@ class SweepRow(Record):
     """One point of a grid: its settings and the estimate of its step, or the error.
 
     `key` is a hash of the settings, the configuration of the model and the versions. `point` has every setting, with
-    the defaults of those that the grid does not have. `cost` is that of `estimate`, of one rank if there are several,
-    with the settings `gpu` or `budget` as its limit.
+    the defaults of those that the grid does not have. `cost` is the same as in `estimate`, of one rank if there
+    are several, with the settings `gpu` or `budget` as its limit.
     """
 
     key: str
@@ -402,9 +402,9 @@ class SweepRow(Record):
     error: str = ""
     cost: StepCost | None = None
     phases: dict[str, int] = field(default_factory=dict)  # the peak of each
-    traffic: dict[str, int] = field(default_factory=dict)  # of a step: the bytes of the whole tensors by collective
+    traffic: dict[str, int] = field(default_factory=dict)  # of a step: the bytes of the full tensors by collective
     sent_bytes: int | None = None  # by the rank, if the ranks communicate in a ring
-    parameters: int | None = None  # unique ones of the whole model
+    parameters: int | None = None  # unique ones of the model
     versions: dict[str, str] = field(default_factory=dict)
 
     def to_line(self) -> str:
@@ -417,8 +417,8 @@ class SweepRow(Record):
         data = json.loads(line)
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
             raise SourceError(f"no row of schema {SCHEMA}")
-        found: SweepRow = import_module("bertscope.reports.json").typed(cls, data, "row")
-        return found
+        row: SweepRow = import_module("bertscope.reports.json").typed(cls, data, "row")
+        return row
 
 
 class SweepReport(TableReport[SweepRow], kind="sweep"):

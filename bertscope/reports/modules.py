@@ -48,7 +48,7 @@ class ParamsRow(NodeRow):
 
 
 class CountRow(ParamsRow):
-    """One row of the table; `params` is the sum over layers of all copies, `each_params` that of one copy.
+    """One row of the table; `params` is the sum over layers of all copies, `each_params` counts one copy.
 
     `in_layer_sum` is False for a name whose tensor a layer below it counts (only in rows by parameter).
     """
@@ -95,9 +95,9 @@ class CountReport(TableReport[CountRow], kind="count"):
 
     def _found(self, key: str) -> list[CountRow]:
         """Return the rows of a key; without any, the sum of the rows below a module of this path or end of path."""
-        found = super()._found(key)
-        if found and (key or len(self.rows) == 1):
-            return found
+        matches = super()._found(key)
+        if matches and (key or len(self.rows) == 1):
+            return matches
         rows = [row for row in self.rows if row.in_layer_sum]
         if not key:
             return [sum_of_rows("", rows)]
@@ -143,7 +143,7 @@ class TreeReport(TableReport[TreeRow], kind="tree"):
     def to_torchinfo(self, depth: int = 3, col_names: Sequence[str] | None = None) -> str:
         """Return the table in the layout of torchinfo, with a row for each call if the report has shapes.
 
-        The arguments are those of `torchinfo.summary`. Raises SelectionError for a column that it does not have, and
+        The arguments are as for `torchinfo.summary`. Raises SelectionError for a column that it does not have, and
         for one that needs a run if the report has no shapes.
 
         >>> report = bertscope.tree(torch.nn.Linear(3, 4), input_size=(2, 3))

@@ -15,14 +15,14 @@ from bertscope.settings.checkpointing import Checkpointing
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
 
-TIME, FLOPS = "time", "FLOPs again"  # the order of plans: on a calibrated card, and else
+TIME, FLOPS = "time", "recompute FLOPs"  # the order of plans: on a calibrated GPU, and else
 
 
 class PlanOperator(Record):
     """One call of an operator in each layer of a list, such as the sixth addmm, which output.dense makes.
 
-    `name` is that of torch without `aten::`, and `scaled_dot_product_attention` for each of torch's fused kernels;
-    `torch_name` is that of the very kernel. Bytes and FLOPs are those of one layer.
+    `name` is torch's without `aten::`, and `scaled_dot_product_attention` for each of torch's fused kernels;
+    `torch_name` names the kernel itself. Bytes and FLOPs are counted in one layer.
     """
 
     name: str
@@ -36,14 +36,14 @@ class PlanOperator(Record):
 
 
 class PlanList(Record):
-    """The layers of a list that are recomputed, and the operators that they keep; other layers are kept whole."""
+    """The layers of a list that are recomputed, and the operators that they keep; other layers are not checkpointed."""
 
     path: str
     layers: int
     recomputed: tuple[int, ...]
     kept: tuple[PlanOperator, ...]
     again: tuple[PlanOperator, ...] = ()  # the products that these layers compute again
-    layer_paths: tuple[str, ...] = ()  # empty: those of numbered layers, such as encoder.layer.0
+    layer_paths: tuple[str, ...] = ()  # empty: numbered layers, such as encoder.layer.0
 
 
 class PlanPoint(CostRow):
@@ -66,7 +66,7 @@ class PlanRow(PlanPoint):
 class PlanReport(TableReport[PlanRow], kind="plan"):
     """The plans for a limit, the cheapest that fits first; each was run on fake tensors.
 
-    After the answer come plans that need less memory, then those of runs with other settings; by `objective` time all
+    After the answer come plans that need less memory, then plans of runs with other settings; by `objective` time all
     are in its order. `cheaper` is the next cheaper plan, which does not fit; None if the first recomputes nothing.
     """
 
@@ -107,9 +107,9 @@ class PlanReport(TableReport[PlanRow], kind="plan"):
     def settings(self) -> dict[str, Any]:
         """Return the settings of the run of the first plan that are not the defaults, without checkpointing."""
         row, table = self.rows[0], rows(RunConfig)
-        found = {name: value for name, value in self.run.flat().items() if value != table[name].default}
-        found |= {name: value for name, value in row.changes.items() if name in table}
-        return found | {"batch": row.batch, "accumulate": row.accumulate}
+        values = {name: value for name, value in self.run.flat().items() if value != table[name].default}
+        values |= {name: value for name, value in row.changes.items() if name in table}
+        return values | {"batch": row.batch, "accumulate": row.accumulate}
 
     def apply(self, model: Any, row: int = 0) -> None:
         """Make a live module recompute its layers as a row says, as the code of `--emit torch` does."""

@@ -1,4 +1,4 @@
-"""The report of `run`: what a script holds on a card, by step, phase and line of its code. Plain data."""
+"""The report of `run`: what a script holds on a GPU, by step, phase and line of its code. Plain data."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ class RunEvaluation(Record):
 
 
 class RunReport(TableReport[RunPhase], kind="run", rows_in="phases"):
-    """The result of a dry run: the peak of each phase on a card that is not there.
+    """The result of a dry run: the peak of each phase on a simulated GPU.
 
-    `memory` is that of the step with the peak, as `estimate` reports one, and `cost` that of the script, on a GPU with
+    `memory` is about the step with the peak, as `estimate` reports one, and `cost` about the script, on a GPU with
     all batches of its evaluation. `failure` is the error that ended the script.
     """
 
     script: str
     arguments: tuple[str, ...]
     card: Gpu | None
-    budget_bytes: int | None  # the memory of the card, or that of --budget
+    budget_bytes: int | None  # the memory of the GPU, or --budget
     updates: int  # optimizer steps that ended
     phases: tuple[RunPhase, ...]
     held: tuple[HeldRow, ...] = ()
     memory: Memory | None = None
     cost: StepCost | None = None
     evaluation: RunEvaluation | None = None
-    refused_bytes: tuple[int, ...] = ()  # of each request that the card had no room for
+    refused_bytes: tuple[int, ...] = ()  # of each request that the GPU had no room for
     refused_lines: tuple[str, ...] = ()
     failure: str = ""
     assumed: tuple[str, ...] = ()  # lines that asked for a value that is not known, and the operator
@@ -80,12 +80,12 @@ class RunReport(TableReport[RunPhase], kind="run", rows_in="phases"):
 
     @property
     def has_run(self) -> bool:
-        """Return True if a model or an optimizer step ran on the card, or what came before had no room there."""
+        """Return True if a model or an optimizer step ran on the GPU, or what came before had no room there."""
         return self.updates > 0 or bool(self.failure) or any(phase.step for phase in self.phases)
 
     @property
     def answer(self) -> str:
-        """Return if the script fits on the card: yes, uncertain or no; nothing without a card, or if nothing ran."""
+        """Return whether the script fits on the GPU: yes, uncertain or no; nothing without a GPU, or if nothing ran."""
         return self.cost.verdict if self.cost and self.has_run else ""
 
 

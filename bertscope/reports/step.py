@@ -16,9 +16,9 @@ YES, UNCERTAIN, NO = "yes", "uncertain", "no"  # the verdicts, best first
 class Parts(Record):
     """The memory at one moment by use; the parts add up to the total.
 
-    activations: saved for backward by the forward pass or by a recomputation. gathered_parameters: those of all ranks
-    that FSDP collects for a layer. communication: buffers that collectives read and write. temporaries: all other
-    memory that is allocated and freed within the step.
+    activations: saved for backward by the forward pass or by a recomputation. gathered_parameters: FSDP's
+    collection for a layer, from all ranks. communication: buffers that collectives read and write. temporaries: all
+    other memory that is allocated and freed within the step.
     """
 
     parameters: int = 0
@@ -75,7 +75,7 @@ class TimeRange(Record):
 class StepTime(Record):
     """The time of a step and of an epoch; with a calibration of the GPU also the rates that follow.
 
-    `flops` are those of the matrix products without recomputation. `mfu`, the model FLOPs utilization, is their rate by
+    `flops` count the matrix products without recomputation. `mfu`, the model FLOPs utilization, is their rate by
     the dense peak of the GPU, None without a published one.
     """
 

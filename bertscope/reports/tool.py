@@ -1,4 +1,4 @@
-"""The reports of `doctor`, `schema`, `presets` and `tree --style torch`, and the calibration of a card. Plain data."""
+"""The reports of `doctor`, `schema`, `presets` and `tree --style torch`, and the calibration of a GPU. Plain data."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DoctorReport(Report, kind="doctor"):
     devices: tuple[DeviceRow, ...]
     problems: tuple[str, ...]
     calibration_path: str = ""
-    calibrations: tuple[str, ...] = ()  # the cards, with dates and versions
+    calibrations: tuple[str, ...] = ()  # the GPUs, with dates and versions
     cache_path: str = ""  # empty without a cache; `no_cache` is the reason then
     cache_bytes: int = 0
     cache_files: int = 0
@@ -139,7 +139,7 @@ class CardWork(Record):
 
 
 class CalibrationStep(Record):
-    """A measured step; `precision` is that of its matrix products.
+    """A measured step; `precision` is used by its matrix products.
 
     `context_bytes` is the memory of the device outside torch's allocator. Estimates and `work` are None for a step
     whose operators depend on the values of tensors.
@@ -187,7 +187,7 @@ def _error(estimated: int | None, measured: int) -> float | None:
 
 
 class Machine(Record):
-    """The card and the versions of a calibration, and the date of its last measurement."""
+    """The GPU and the versions of a calibration, and the date of its last measurement."""
 
     card: str  # as torch names it
     memory_bytes: int
@@ -198,7 +198,7 @@ class Machine(Record):
 
 
 class CalibrationReport(TableReport[CalibrationStep], kind="calibration", rows_in="steps"):
-    """The calibration of one card: rates, and steps measured next to their estimates.
+    """The calibration of one GPU: rates, and steps measured next to their estimates.
 
     `rates` are the FLOP/s of a large matrix product by precision, and the bytes per second of a large copy.
     """
@@ -214,7 +214,7 @@ class CalibrationReport(TableReport[CalibrationStep], kind="calibration", rows_i
         return (min(sizes), max(sizes)) if sizes else None
 
     def after(self, earlier: CalibrationReport | None) -> CalibrationReport:
-        """Return this calibration with what an earlier one measured of the same card with the same versions."""
+        """Return this calibration with what an earlier one measured on the same GPU with the same versions."""
         if earlier is None or replace(earlier.machine, date="") != replace(self.machine, date=""):
             return self
         steps = {step.name: step for step in (*earlier.steps, *self.steps)}

@@ -1,4 +1,4 @@
-"""The report of `why`: what held a card's memory when it was full, and what would free most of it. Plain data."""
+"""The report of `why`: what held a GPU's memory when it was full, and what would free most of it. Plain data."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class WhyReport(TableReport[WhyRow], kind="why"):
     allocated_bytes: int
     reserved_bytes: int | None = None  # by torch, with what is unusable
     tried_bytes: int | None = None  # by the request that failed
-    free_bytes: int | None = None  # on the card
-    total_bytes: int | None = None  # of the card
+    free_bytes: int | None = None  # on the GPU
+    total_bytes: int | None = None  # of the GPU
     other_bytes: int | None = None  # of other processes on it
     largest_free_bytes: int | None = None  # the largest block that torch has reserved and not given out
     phase: str = ""  # of a step, that ran at the moment
@@ -88,7 +88,7 @@ class WhyReport(TableReport[WhyRow], kind="why"):
 
     @property
     def outside_bytes(self) -> int | None:
-        """Return what is in use on the card and is neither torch's nor known as that of other processes.
+        """Return what is in use on the GPU, and neither torch's nor known to belong to other processes.
 
         It is the context of CUDA, its libraries and NCCL, and other processes of which the file does not tell.
         """

@@ -469,12 +469,12 @@ def test_plan_shows_the_time_of_each_plan_on_a_calibrated_card_without_being_ask
 
 
 def test_on_a_calibrated_card_the_order_of_plans_is_that_of_their_times(stored):
-    """This card starts 100 operators a second: autocast needs more operators, and fewer FLOPs again than a plan."""
+    """This card starts 100 operators a second: autocast needs more operators, and fewer recompute FLOPs than a plan."""
     context = f"{find_gpu('h200').memory_bytes - 202 * 2**20}B"
     run = {"gpu": "h200", "batch": 64, "seq": 64, "precision": "fp32", "context": context, "may_change": "precision",
            "margin": 0}  # fmt: skip
     timed, by_flops = (bertscope.plan("bert-tiny", **run, calibration=used) for used in (True, False))
-    assert (timed.objective, by_flops.objective) == ("time", "FLOPs again")
+    assert (timed.objective, by_flops.objective) == ("time", "recompute FLOPs")
     seconds = [row.cost.time.step.low_seconds for row in timed.rows]
     assert seconds == sorted(seconds)
     assert timed.rows[0].changes == by_flops.rows[0].changes == {}

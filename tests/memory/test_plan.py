@@ -113,7 +113,7 @@ def test_a_product_that_relu_overwrites_is_not_kept_and_its_flops_count_in_each_
 
 @pytest.fixture(scope="module")
 def every_plan():
-    """FLOPs again and peak of each set of products and number of layers."""
+    """Recompute FLOPs and peak of each set of products and number of layers."""
     space = PlanSpace(tuple(layer_costs(OWN, RUN)))
     steps, (own,) = Simulator(OWN), space.lists
     every = {}

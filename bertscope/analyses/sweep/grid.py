@@ -88,7 +88,7 @@ def _read_file(path: Path, allow_code: bool) -> Source:
 
 
 def with_plan(request: Request, plan: PlanReport, *, allow_code: bool = False) -> Request:
-    """Return the grid with the strategy of a plan, after its own; raises SelectionError for another model."""
+    """Return the grid with the strategy of a plan, after the grid's; raises SelectionError for another model."""
     values = request.values(read_settings(_USUAL, records=SWEPT))
     names = ("model", "architecture", "attention", "pooler", "lora")
     for model in product(*(values[name].values if name in values else (None,) for name in names)):
@@ -98,8 +98,8 @@ def with_plan(request: Request, plan: PlanReport, *, allow_code: bool = False) -
 
 def varied(request: Request) -> dict[str, list[Any]]:
     """Return the settings with several values."""
-    asked = (item for source in request.sources for item in source.items())
-    return {name: [plain(item) for item in value.values] for name, value in asked if len(value.values) > 1}
+    named = (item for source in request.sources for item in source.items())
+    return {name: [plain(item) for item in value.values] for name, value in named if len(value.values) > 1}
 
 
 def points(request: Request) -> Iterator[Combination]:
@@ -271,7 +271,7 @@ def compute(text: str) -> str:
 
 @lru_cache(maxsize=KEPT_MODELS)
 def _steps(kind: str, data: str, threads: int, permits: tuple[str, ...]) -> Simulator:
-    """Return the steps of a model, which its points with so many threads share: each thread has temporaries."""
+    """Return the steps of a model, which its points with this number of threads share: each thread has temporaries."""
     return Simulator(source_from_data(kind, json.loads(data), permits))
 
 

@@ -89,8 +89,8 @@ ENTRY = f"{be_worker.__module__}:{be_worker.__name__}"
 class Queue:
     """The tasks that no worker has begun, by group: a worker stays in its group as long as there are tasks in it.
 
-    What two workers both need, each of them computes. So a worker goes on with what is nearest to its own group and
-    farthest from those of the others.
+    What two workers both need, each of them computes. So a worker goes on with what is nearest to its group and
+    farthest from the groups of other workers.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
@@ -104,14 +104,14 @@ class Queue:
 
     def next(self, worker: object) -> Task | None:
         """Return the next task for a worker, or None if there is none left."""
-        own, others = self.busy.get(worker), [group for other, group in self.busy.items() if other is not worker]
+        current, taken = self.busy.get(worker), [group for other, group in self.busy.items() if other is not worker]
         left = {group: tasks for group, tasks in self.left.items() if tasks}
         if not left:
             return None
 
         def preference(group: Group) -> tuple[bool, bool, int, int, int]:
-            near_others = max((_common(group, other) for other in others), default=0)
-            return group == own, group not in others, _common(group, own), -near_others, len(left[group])
+            near_others = max((_common(group, other) for other in taken), default=0)
+            return group == current, group not in taken, _common(group, current), -near_others, len(left[group])
 
         self.busy[worker] = chosen = max(left, key=preference)
         return left[chosen].popleft()
@@ -184,12 +184,12 @@ class Pool:
 
     def _ended(self, worker: Worker) -> Iterator[SweepRow]:
         """Replace a worker that ended by itself; yield a row if it was the last attempt at its task."""
-        task, words = self._remove(worker), worker.death(_SECONDS)
+        task, reason = self._remove(worker), worker.death(_SECONDS)
         if task is None:
             self.in_vain += 1
             if self.in_vain == _STARTS:
                 raise WorkerError(
-                    f"{_STARTS} workers ended before their first point, the last {words}; free memory, or use fewer "
+                    f"{_STARTS} workers ended before their first point, the last {reason}; free memory, or use fewer "
                     "--workers"
                 )
         else:
@@ -197,7 +197,7 @@ class Pool:
             if self.attempts[task.key] < ATTEMPTS:
                 self.queue.put_first(task)
             else:
-                yield task.row(outcome=FAILED, error=f"its worker ended {ATTEMPTS} times: it {words}")
+                yield task.row(outcome=FAILED, error=f"its worker ended {ATTEMPTS} times: it {reason}")
         if len(self.queue):
             self._start()
 
@@ -249,13 +249,13 @@ def compute_apart(text: str) -> str:
 
 def cluster_address(address: str | None) -> str:
     """Return the address of the user's cluster; raises SelectionError without one."""
-    found = address or os.environ.get("DASK_SCHEDULER_ADDRESS") or ""
-    if not found or found == "local":
+    scheduler = address or os.environ.get("DASK_SCHEDULER_ADDRESS") or ""
+    if not scheduler or scheduler == "local":
         raise SelectionError(
             "--engine dask computes on a cluster that runs already; give its address by --address or "
             "DASK_SCHEDULER_ADDRESS, or use --engine local"
         )
-    return found
+    return scheduler
 
 
 def dask_rows(tasks: Sequence[Task], address: str) -> Iterator[SweepRow]:
@@ -303,10 +303,10 @@ class ResultsFile:
         self.path, self.descriptor, self.points = path, descriptor, points
         self.lines: dict[str, bytes] = {}
         self.rows: dict[str, SweepRow] = {}
-        self.size_bytes = 0  # of the whole file, as far as this process knows
+        self.size_bytes = 0  # of the file, as far as this process knows
 
     def append(self, row: SweepRow) -> None:
-        """Add a row; one write of a whole line."""
+        """Add a row; one write of a complete line."""
         self._know(row, row.to_line().encode() + b"\n")
         written = os.write(self.descriptor, self.lines[row.key])
         if written != len(self.lines[row.key]):
@@ -317,12 +317,12 @@ class ResultsFile:
 
         A file that another program has changed stays as it is.
         """
-        others = self.lines.keys() - set(keys)
-        content = b"".join(self.lines[key] for key in (*keys, *(key for key in self.lines if key in others)))
-        found = self.path.read_bytes()
-        if len(found) != self.size_bytes:
+        rest = self.lines.keys() - set(keys)
+        content = b"".join(self.lines[key] for key in (*keys, *(key for key in self.lines if key in rest)))
+        written = self.path.read_bytes()
+        if len(written) != self.size_bytes:
             notify(f"{self.path} was changed by another program; its rows are not put in order")
-        elif content != found:
+        elif content != written:
             write_file(self.path, content)
 
     def _know(self, row: SweepRow, line: bytes) -> None:
@@ -347,7 +347,7 @@ class ResultsFile:
     def _is_begun(self, line: bytes) -> bool:
         """Return True for the beginning of a row of this grid, in a file whose first line is such a row.
 
-        A line with the whole key of a point proves by itself whose it is.
+        A line with the complete key of a point proves by itself whose it is.
         """
         starts = [_START + key.encode() + b'"' for key in self.points]
         if any(line.startswith(start) for start in starts):
@@ -374,8 +374,8 @@ class ResultsFile:
         raise self._not_a_row(line, number)
 
     def _not_a_row(self, line: bytes, number: int) -> SourceError:
-        found, what = _OTHER_SCHEMA.match(line), "no row of a sweep"
-        if found and (schema := int(found[1] or 1)) != SCHEMA:
+        match, what = _OTHER_SCHEMA.match(line), "no row of a sweep"
+        if match and (schema := int(match[1] or 1)) != SCHEMA:
             what = f"a row of schema {schema}; this version goes on from {SCHEMA}"
         return SourceError(f"{what}; name another file", where=f"{self.path}:{number}")
 
@@ -398,9 +398,9 @@ def results_file(path: Path, points: Mapping[str, Mapping[str, Any]]) -> Iterato
         raise SourceError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None
     try:
         _lock(descriptor, path)
-        found = ResultsFile(path, descriptor, points)
-        found.read()
-        yield found
+        results = ResultsFile(path, descriptor, points)
+        results.read()
+        yield results
     finally:
         os.close(descriptor)
 

@@ -48,8 +48,8 @@ _SMALL = 0.01  # a share of the memory below which nothing but a leak is named
 _LARGE = 0.05
 _FAULT = 0.1
 _NEEDED = {"why_activations", "why_optimizer", "why_parameters", "why_before"}
-_ALIKE = 0.8  # share of equal sizes at which two sets of tensors are those of one model
-_UNIT = 24  # tensors of a model that is twice on the card: two layers of a BERT have 16 each
+_ALIKE = 0.8  # share of equal sizes at which two sets of tensors belong to one model
+_UNIT = 24  # tensors of a model that is twice on the GPU: two layers of a BERT have 16 each
 _KEPT = 0.3  # share of what a forward pass allocates that lives on; without gradients it is less
 _FRAGMENTED, _SEGMENTS = 0.2, 10 * 20 * 2**20  # unusable: a share of what is reserved, and ten of torch's segments
 _MOST_ROWS = 100
@@ -64,7 +64,7 @@ def snapshot_report(data: Any, name: str) -> WhyReport:
     tried, free = history.oom[1:] if history.oom else (None, None)
     has_no_frames = history.all_blocks and not history.has_frames
     groups = _grouped(history.blocks, attrgetter("part"))
-    parts = [WhyPart(part=part, held_bytes=size_of(own), blocks=len(own)) for part, own in groups.items()]
+    parts = [WhyPart(part=part, held_bytes=size_of(blocks), blocks=len(blocks)) for part, blocks in groups.items()]
     return WhyReport(
         name=name, source=SNAPSHOT, moment=history.moment, tried_bytes=tried, free_bytes=free,
         allocated_bytes=size_of(history.blocks),
@@ -174,9 +174,9 @@ def _leaks(history: History) -> Iterator[WhyFinding]:
     size, count = size_of(blocks), len({block.forward_pass for block in blocks})
     stacks = {id(block.kind) for block in blocks if block.phase == FORWARD}
     if len(stacks) >= _GRAPH_STACKS and size > _SMALL * history.total:
-        own = [block for block in blocks if block.phase == USER]
+        user_blocks = [block for block in blocks if block.phase == USER]
         key = "grad_eval" if history.is_evaluation(blocks) else "graph"
-        yield finding(key, size, passes=count, line=_caller(own or blocks))
+        yield finding(key, size, passes=count, line=_caller(user_blocks or blocks))
     elif len(passes) > 1:
         key = "losses" if size <= _SCALARS * count else "outputs"
         yield finding(key, size, passes=count, line=_caller(blocks), each=size // count)
@@ -197,7 +197,7 @@ def _open_graph(history: History) -> Iterator[WhyFinding]:
 
 
 def _models(history: History) -> Iterator[WhyFinding]:
-    """Yield parameters that are on the card several times: loaded by several lines, or by one line in a loop."""
+    """Yield parameters that are on the GPU several times: loaded by several lines, or by one line in a loop."""
     blocks = [block for block in history.of("parameters") if COPIED not in block.kind.marks]
     groups = _grouped(blocks, lambda block: tuple(line for line in block.kind.lines if not line.endswith("__init__)")))
     alike = _alike(sorted((group for group in groups.values() if len(group) > 1), key=size_of))
@@ -270,16 +270,16 @@ def _operators(history: History) -> Iterator[WhyFinding]:
 
 def _activations(history: History) -> Iterator[WhyFinding]:
     """Yield what the forward pass keeps for the backward pass; checkpointing keeps an input for each layer."""
-    kept = [block for block in history.of("activations") if block.forward_pass == history.last_pass]
-    copies = Counter(id(block.kind) for block in kept)
-    repeated = [block for block in kept if copies[id(block.kind)] > 1]
-    if size_of(kept) > _LARGE * history.total:
+    saved = [block for block in history.of("activations") if block.forward_pass == history.last_pass]
+    copies = Counter(id(block.kind) for block in saved)
+    repeated = [block for block in saved if copies[id(block.kind)] > 1]
+    if size_of(saved) > _LARGE * history.total:
         layers = Counter(copies[id(block.kind)] for block in repeated).most_common(1)
         usual = Counter(block.size for block in repeated).most_common(1)
         count = layers[0][0] if layers else 1
         inputs = count * usual[0][0] if usual else 0
         frees = max(size_of(repeated) * (count - 1) // count - inputs, 0)
-        yield finding("activations", size_of(kept), frees, line=_caller(kept), layers=count, size_frees=frees)
+        yield finding("activations", size_of(saved), frees, line=_caller(saved), layers=count, size_frees=frees)
 
 
 def _parts(history: History) -> Iterator[WhyFinding]:
@@ -310,7 +310,7 @@ _START = re.compile(r"(?:CUDA|HIP|XPU) out of memory\.|MPS backend out of memory
 _REACH = 4000
 _MOST_STARTS = 1000  # from the end of the text: a hostile one has a million
 _NUMBERS = {
-    # The last form of each is that of the backend cudaMallocAsync.
+    # The last form of each is from the backend cudaMallocAsync.
     "tried": rf"(?:Tried to allocate {_SIZE}|Requested : {_SIZE})",
     "total": rf"(?:{_SIZE} total capacity|total capac\w{{1,4}} of {_SIZE}|max allowed: {_SIZE}|Device limit : {_SIZE})",
     "free": rf"(?:{_SIZE} free;|of which\s?{_SIZE} is free|Free \(according to CUDA\): {_SIZE})",
@@ -336,13 +336,13 @@ def message_report(text: str, name: str) -> WhyReport:
     reserved = numbers.get("reserved", allocated + numbers.get("unallocated", 0))
     other = _other(numbers, reserved)
     values = {**numbers, "unallocated": max(reserved - allocated, 0), "other": other}
-    found = main_first(_findings(values, kind), allocated)
-    if found and found[0].frees_bytes and allocated < _FULL_SHARE * (total or allocated):
-        found = tuple(reason for reason in found if reason.key != "why_full")
+    reasons = main_first(_findings(values, kind), allocated)
+    if reasons and reasons[0].frees_bytes and allocated < _FULL_SHARE * (total or allocated):
+        reasons = tuple(reason for reason in reasons if reason.key != "why_full")
     return WhyReport(
         name=name, source=MESSAGE, moment=OOM, allocated_bytes=allocated, reserved_bytes=reserved,
         tried_bytes=numbers.get("tried"), free_bytes=numbers.get("free"), total_bytes=total, other_bytes=other,
-        phase=kind.phase, line=kind.line or kind.module, findings=found,
+        phase=kind.phase, line=kind.line or kind.module, findings=reasons,
     )  # fmt: skip
 
 
@@ -353,8 +353,8 @@ def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
         message = " ".join(text[start : start + _REACH].split())
         following = _START.search(message, 200)  # of the next message, in a log of several ranks
         message = message[: following.start()] if following else message
-        found = {name: re.search(pattern, message) for name, pattern in _NUMBERS.items()}
-        numbers = {name: _bytes(match) for name, match in found.items() if match}
+        matches = {name: re.search(pattern, message) for name, pattern in _NUMBERS.items()}
+        numbers = {name: _bytes(match) for name, match in matches.items() if match}
         if numbers.get("tried") and ("allocated" in numbers or "total" in numbers):
             first_frame = max(text.rfind("Traceback (most recent call last)", 0, start), 0)
             frames = reversed(_FRAME.findall(text, first_frame, start))
@@ -378,8 +378,8 @@ def _other(numbers: dict[str, int], reserved: int) -> int:
     if "total" not in numbers or "free" not in numbers:
         return 0
     used = numbers["total"] - numbers["free"]
-    own = numbers.get("own", 0)  # NVML does not see a process in a container, and says 0 bytes
-    rest, least = (used - own, 0) if own >= reserved else (used - reserved, _OUTSIDE)
+    in_process = numbers.get("own", 0)  # NVML does not see a process in a container, and says 0 bytes
+    rest, least = (used - in_process, 0) if in_process >= reserved else (used - reserved, _OUTSIDE)
     return rest if rest > max(least, 0.01 * numbers["total"]) else 0
 
 

@@ -1,6 +1,6 @@
 """The history of a snapshot: its blocks with their stacks, the phases of the steps, and the moment that matters.
 
-The structure is that of torch's torch/csrc/cuda/memory_snapshot.cpp and torch/cuda/memory.py (`_snapshot`): segments
+The structure is defined in torch/csrc/cuda/memory_snapshot.cpp and torch/cuda/memory.py (`_snapshot`): segments
 with their blocks at the end, and for each device the last `max_entries` events. Every value is checked, since a file
 may hold anything; sizes are those that were requested.
 """
@@ -77,7 +77,7 @@ class StackKind(Record, kw_only=False):
     lines: tuple[str, ...] = ()  # of the user's code, the innermost first
     module: str = ""  # the innermost function of a module that is none of torch's, outside of that line
     caller: str = ""  # the innermost line of the user's code outside the outermost module
-    loop: str = ""  # the function outside the outermost module: that of one loop over batches
+    loop: str = ""  # the function outside the outermost module: one loop over batches
     marks: frozenset[str] = frozenset()
 
     @property
@@ -104,11 +104,11 @@ class _Frame(NamedTuple):
 def _frame(file: str, line: int, name: str) -> _Frame:
     """Return what a frame tells; a few hundred frames occur in all stacks of a run."""
     key = f"{file}:{name}"
-    place = re.split(r"[/\\]", file)[-1][-_MOST_TEXT:] + (f":{line}" if line else "")
+    location = re.split(r"[/\\]", file)[-1][-_MOST_TEXT:] + (f":{line}" if line else "")
     return _Frame(
-        f"{place} ({name.rpartition('::')[2] or name})", key,
+        f"{location} ({name.rpartition('::')[2] or name})", key,
         next(((phase, part) for pattern, phase, part in _RULES if pattern.search(key)), None),
-        frozenset() if re.search(_NATIVE, file) else frozenset(mark for mark, own in _MARKS if own.search(key)),
+        frozenset() if re.search(_NATIVE, file) else frozenset(mark for mark, pattern in _MARKS if pattern.search(key)),
         is_own=not _LIBRARY.search(file), is_other=not _TORCH.search(file), is_call=bool(_CALL.search(key)),
         is_forward=name.rpartition(".")[2].endswith("forward"),
     )  # fmt: skip
@@ -121,22 +121,22 @@ def stack_kind(frames: Any) -> StackKind:
     dicts = [frame for frame in frames[:_MOST_FRAMES] if isinstance(frame, dict)]
     if len(dicts) == 3 and not any(frame.get("filename") for frame in dicts):
         return _own_kind(dicts)
-    found = [_frame(*_plain(frame)) for frame in dicts]
-    marks = frozenset(chain.from_iterable(frame.marks for frame in found))
-    phase, part = next((frame.rule for frame in found if frame.rule), (USER, TENSORS))
-    if any(frame.key.endswith("linear.py:forward") for frame in found):
+    read = [_frame(*_plain(frame)) for frame in dicts]
+    marks = frozenset(chain.from_iterable(frame.marks for frame in read))
+    phase, part = next((frame.rule for frame in read if frame.rule), (USER, TENSORS))
+    if any(frame.key.endswith("linear.py:forward") for frame in read):
         marks -= {ATTENTION_SCORES}  # a projection
     if phase == FORWARD and RECOMPUTED in marks:
         phase, part = BACKWARD, "activations"
-    outside = found[max((number for number, frame in enumerate(found) if frame.is_call), default=-1) + 1 :]
-    own = [frame for frame in found if frame.is_own] or [frame for frame in found if frame.is_other]
-    modules = [frame for frame in found if frame.is_forward]
+    outside = read[max((number for number, frame in enumerate(read) if frame.is_call), default=-1) + 1 :]
+    user_frames = [frame for frame in read if frame.is_own] or [frame for frame in read if frame.is_other]
+    modules = [frame for frame in read if frame.is_forward]
     return StackKind(
         phase, part,
-        lines=tuple(frame.text for frame in own),
-        module=next((frame.text for frame in modules if frame.is_other and frame not in own[:1]),
+        lines=tuple(frame.text for frame in user_frames),
+        module=next((frame.text for frame in modules if frame.is_other and frame not in user_frames[:1]),
                     modules[0].text if modules else ""),
-        caller=next((frame.text for frame in outside if frame.is_own), own[0].text if own else ""),
+        caller=next((frame.text for frame in outside if frame.is_own), user_frames[0].text if user_frames else ""),
         loop=next((frame.key for frame in outside if frame.is_other), ""), marks=marks,
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ def _own_kind(frames: Sequence[dict[str, Any]]) -> StackKind:
 
 NEVER = 2**62  # the event that frees a block which lives at the end
 MAX_ITEMS = 1 << 23  # a list may occur many times in a pickle; 250 MB have 4,000,000 events of 60 bytes
-_LARGEST = 2**50  # bytes of a card: more than any has
+_LARGEST = 2**50  # bytes of a GPU: more than any has
 _PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 _FREED = ("free", "free_completed")
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
@@ -200,7 +200,7 @@ class History:
     events: int = 0
     peak: int = -1  # the event after which most bytes are allocated
     reserved: list[tuple[int, int]] = field(default_factory=list)  # after each event that changes them
-    oom: tuple[int, int, int | None] | None = None  # the event, the bytes tried, those free on the card
+    oom: tuple[int, int, int | None] | None = None  # the event, the bytes tried, and free on the GPU
     oom_kind: StackKind = NO_STACK
     end_bytes: int = 0  # that torch has reserved at the end
     largest_free_bytes: int = 0

@@ -72,8 +72,8 @@ def read_why(file: str) -> WhyReport:
         worker.stop(0.0)
     content: Any
     kind, content = message or ("", "")
-    if kind == "report" and isinstance(found := from_json(content), WhyReport):
-        return found
+    if kind == "report" and isinstance(report := from_json(content), WhyReport):
+        return report
     if kind == ERROR:
         raise content
     if kind == "refused":

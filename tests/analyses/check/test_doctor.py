@@ -100,7 +100,7 @@ def test_cards_are_listed_and_a_driver_that_fails_is_a_problem(monkeypatch, caps
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
     tell()
-    (found,) = json.loads(capsys.readouterr().out)["cards"]
+    (found,) = json.loads(capsys.readouterr().out)["gpus"]
     assert found == {"name": "cuda:0", "description": "Some Gpu, compute capability 9.0", "memory_bytes": 2**37}
 
     def fail() -> int:
