@@ -28,7 +28,7 @@ from torch.distributed import fsdp
 from bertscope import load
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.memory.caching_allocator import Allocator, Requests, SegmentBlock, replayed, requests
-from bertscope.memory.deepening import with_copies
+from bertscope.memory.derived_traces import in_loop, with_copies
 from bertscope.memory.estimate import module_trace
 from bertscope.memory.fit import fit_row
 from bertscope.memory.kernel_rules import (
@@ -202,7 +202,7 @@ def script_trace(row: Published) -> MemoryTrace:
     freed = module_trace(model, {"input_ids": ids}, run_config, lambda built, given: built(**given).logits.sum())
     stack = repeat.LayerStack.of(layers, "num_hidden_layers", [()] * wanted)
     deep = with_copies(freed, layers, stack.copies(ran)) if layers else freed
-    return deep.in_loop(run_config)
+    return in_loop(deep, run_config)
 
 
 def workspaces(row: Published) -> list[tuple[str, int]]:
@@ -308,7 +308,7 @@ def reserved_bytes(row: Published) -> int:
     in_fp32 = partial(fsdp.MixedPrecisionPolicy, reduce_dtype=torch.float32)  # as torchtitan; no setting of a run
     with patch.object(fsdp, "MixedPrecisionPolicy", in_fp32):
         trace = module_trace(model, inputs, run_config, published_models.loss_of, "layers")
-    trace = trace.in_loop(run_config)
+    trace = in_loop(trace, run_config)
     run = requests(trace, workspaces(row))
     return replayed(run).peak_reserved_bytes
 

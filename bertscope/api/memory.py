@@ -15,7 +15,7 @@ from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.memory.caching_allocator import snapshot
-from bertscope.memory.fit import fewest_report, fit_report, with_largest
+from bertscope.memory.fit import fewest_report, fit_report
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import on_card
 from bertscope.progress import expect
@@ -191,7 +191,7 @@ def estimate(
             return _with_function(work, loss)
     expect(len(work.runs))
     simulator = work.simulator(is_limited=False)
-    report = with_largest(simulator, simulator.report(work.runs))
+    report = simulator.with_largest(simulator.report(work.runs))
     report = work.finished(replace(report, inputs_given=tensors is not None), report.variants)
     if "snapshot" not in (request.wants or ()):
         return request.answer(report)

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
-from bertscope.memory.deepening import same_events, with_copies, zeroed_between
+from bertscope.memory.derived_traces import in_loop, same_events, with_copies
 from bertscope.memory.fake_run import fake_run
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.ranks import (
@@ -31,7 +31,7 @@ from bertscope.memory.ranks import (
 )
 from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
-from bertscope.memory.trace import FAR, SMALLEST, SOFTMAX_INPUT_BEFORE, MemoryTrace
+from bertscope.memory.trace import FAR, SMALLEST, MemoryTrace
 from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.run_config import FREED, RunConfig
@@ -142,7 +142,7 @@ class MemoryTraces:
         """Return the memory in the run's loop, with the update of a rank that has some of the parameters."""
         if run_config.parallelism.row.divides_optimizer:
             trace = with_update(trace, self.parameters(_kind(run_config)), run_config)
-        return _in_loop(trace, run_config)
+        return in_loop(trace, run_config)
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
         source = self.source.with_layer_counts(dict(counts)) if counts else self.source
@@ -160,12 +160,6 @@ class MemoryTraces:
 def _kind(run_config: RunConfig) -> RunConfig:
     """Return what runs of all sizes and loops have in common."""
     return replace(run_config, batch=1, seq=1, loop=FREED)
-
-
-def _in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
-    trace = trace.in_loop(run_config)
-    trace = trace.upper if run_config.torch_version < SOFTMAX_INPUT_BEFORE else trace
-    return zeroed_between(trace) if run_config.zeroes_between and not run_config.has_gradients_before else trace
 
 
 def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
@@ -198,7 +192,7 @@ def module_memory(
 ) -> tuple[Memory, tuple[Note, ...]]:
     """Return the memory of a step of any module, and a note on what is not counted."""
     with running_module(type(module).__name__, module, "fake tensors"):
-        trace = _in_loop(module_trace(module, inputs, run_config, loss), run_config)
+        trace = in_loop(module_trace(module, inputs, run_config, loss), run_config)
     memory = estimated(trace, run_config, row_paths(module))
     return memory, uncounted_notes(trace, run_config)
 

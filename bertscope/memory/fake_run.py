@@ -55,7 +55,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     recorder = StepRecorder(step, FakeDevice(step))
     log, run_config = recorder.log, step.run_config
     step.assign = recorder.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
-    # What lives on between micro-batches and steps is added by `MemoryTrace.in_loop`.
+    # What lives on between micro-batches and steps is added by `derived_traces.in_loop`.
     loop = LIGHTNING if run_config.zeroes_between else FREED
     micro_batches = 2 if run_config.has_gradients_before else 1
     if compiled_paths(step.called):  # by a step outside of the mode, in which torch compiles nothing

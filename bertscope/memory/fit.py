@@ -12,44 +12,34 @@ from dataclasses import replace
 from operator import itemgetter
 
 from bertscope.config import HEADS
-from bertscope.memory.simulator import Simulator, largest, near
+from bertscope.memory.simulator import Simulator, largest
 from bertscope.memory.summary import on_card, uncounted_notes
 from bertscope.progress import progress, stage
-from bertscope.reports.memory import FitReport, FitRow, MemoryReport
+from bertscope.reports.memory import FitReport, FitRow
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES, Parallelism, ranks_of
-from bertscope.settings.run_config import CUDA, RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.units import FP32
 
-_MULTIPLE = 8
 _VARIED = ("batch", "seq", "checkpointing", "reentrant", "precision")
-
-
-def multiple_below(simulator: Simulator, run_config: RunConfig, batch: int) -> int:
-    """Return a batch that fits, rounded down to a multiple of 8 above 16 (docs/fit.md).
-
-    The allocator may serve a batch and not a smaller one, so the multiple itself must fit.
-    """
-    multiples = range(batch // _MULTIPLE * _MULTIPLE, 2 * _MULTIPLE, -_MULTIPLE)
-    return next((own for own in multiples if simulator.is_served(replace(run_config, batch=own))), min(batch, 16))
 
 
 def fit_row(simulator: Simulator, run_config: RunConfig, batch: int | None = None, *, is_exact: bool = True) -> FitRow:
     """Return the result for this batch, by default for the largest that fits, rounded unless it is exact."""
     smaller = exact_batch = without_margin = 0
     if batch is None:
-        by_bytes = largest_by_bytes(simulator, run_config)
-        without_margin = _largest_served(simulator.with_margin(0.0), run_config, by_bytes)
-        exact_batch = _largest_served(simulator, run_config, without_margin) if simulator.margin else without_margin
-        served = exact_batch if is_exact else multiple_below(simulator, run_config, exact_batch)
+        by_bytes = simulator.largest_by_bytes(run_config)
+        without_margin = simulator.with_margin(0.0).largest_served(run_config, by_bytes)
+        exact_batch = simulator.largest_served(run_config, without_margin) if simulator.margin else without_margin
+        served = exact_batch if is_exact else simulator.multiple_below(run_config, exact_batch)
     else:
         answer = simulator.answer(replace(run_config, batch=batch))
         by_bytes, served = (batch if answer in answers else 0 for answers in ((YES, UNCERTAIN), (YES,)))
         if not served and not simulator.one_batch:
-            most = min(largest_by_bytes(simulator, run_config), batch - 1)
-            smaller = _largest_served(simulator, run_config, most)
-            smaller = smaller if is_exact else multiple_below(simulator, run_config, smaller)
+            most = min(simulator.largest_by_bytes(run_config), batch - 1)
+            smaller = simulator.largest_served(run_config, most)
+            smaller = smaller if is_exact else simulator.multiple_below(run_config, smaller)
     run_config = replace(run_config, batch=batch or max(served, 1))
     flops, plain = simulator.flops(run_config), simulator.flops(run_config.changed(checkpointing=NONE))
     next_run = replace(run_config, batch=(batch or exact_batch) + 1 if served else run_config.batch)
@@ -68,63 +58,6 @@ def fit_row(simulator: Simulator, run_config: RunConfig, batch: int | None = Non
         exact_batch=exact_batch,
         batch_without_margin=without_margin,
     )
-
-
-def largest_by_bytes(simulator: Simulator, run_config: RunConfig, limit_bytes: int | None = None) -> int:
-    """Return the largest batch whose tensors are within a limit, by default may fit at all."""
-    most = simulator.most_bytes if limit_bytes is None else limit_bytes
-    growth = simulator.growth(run_config)
-
-    def traced_bytes(batch: int) -> int:
-        return simulator.trace(replace(run_config, batch=batch)).peak_bytes
-
-    def peak_bytes(batch: int) -> int:  # a batch of 1 is traced, and each batch of a user's own code
-        return growth.scaled(batch).peak_bytes if growth else traced_bytes(batch)
-
-    def fits(batch: int) -> bool:
-        return traced_bytes(batch) <= most
-
-    return largest(fits, near=near(peak_bytes, most))
-
-
-def _largest_served(simulator: Simulator, run_config: RunConfig, most: int) -> int:
-    """Return the largest batch up to `most` that fits.
-
-    A try that is not served says how many bytes its requests lack; the next one is smaller by as many sequences.
-    """
-    if run_config.device != CUDA and simulator.margin:
-        return min(largest_by_bytes(simulator, run_config, simulator.usable_bytes), most)
-    if run_config.device != CUDA or not most:
-        return most
-    low, high, place, step = 0, most + 1, most, 1  # at `low` it is served, at `high` it is not
-    while high - low > 1:
-        run, more = replace(run_config, batch=place), replace(run_config, batch=place + 1)
-        if simulator.is_served(run):
-            low, place, step = place, min(place + step, high - 1), 2 * step
-            continue
-        sequence_bytes = max(simulator.needed_bytes(more) - simulator.needed_bytes(run), 1)
-        fewer = max(simulator.missing_bytes(run) // sequence_bytes // 2, 1)
-        high, place = place, max(place - fewer, (low + place) // 2, low + 1)
-    return low
-
-
-def largest_batch(simulator: Simulator, run_config: RunConfig) -> int:
-    """Return the largest batch that fits and is smaller than that of the run, rounded."""
-    known = simulator.scaling()
-    most = min(largest_by_bytes(known, run_config), run_config.batch - 1)
-    return multiple_below(known, run_config, _largest_served(known, run_config, most))
-
-
-def with_largest(simulator: Simulator, report: MemoryReport) -> MemoryReport:
-    """Return the report with the largest batch of the leanest variant, if none fits for certain."""
-    costs = [row.estimated.cost for row in report.variants if row.estimated]
-    if simulator.one_batch or not costs or any(cost.verdict in ("", YES) for cost in costs) or report.run.batch == 1:
-        return report
-    place = min(range(len(costs)), key=lambda number: costs[number].gpu_bytes)
-    own = report.variants[place]
-    run = report.run.changed(checkpointing=own.checkpointing, **({"reentrant": True} if own.reentrant else {}))
-    own = replace(own, largest_batch=largest_batch(simulator, run))
-    return replace(report, variants=(*report.variants[:place], own, *report.variants[place + 1 :]))
 
 
 def fit_report(

@@ -19,7 +19,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import BertscopeError, Reason, SelectionError, name_of
-from bertscope.memory.fit import largest_batch
 from bertscope.memory.simulator import LARGEST_BATCH, Simulator, largest
 from bertscope.memory.summary import on_card
 from bertscope.progress import progress
@@ -348,7 +347,7 @@ def plan_report(
         rows.sort(key=lambda row: (row.answer != YES, bool(row.changes), _seconds(row) or 0.0))
     facts, most = simulator.facts(first), 0
     if not fitting and first.batch > 1 and batch_total is None:
-        most = largest_batch(simulator, replace(best.run_config, checkpointing=best.answer.checkpointing))
+        most = simulator.largest_batch(replace(best.run_config, checkpointing=best.answer.checkpointing))
     return PlanReport(
         subject=replace(facts.subject, obtained="estimated"),
         units=facts.units,

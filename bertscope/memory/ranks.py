@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bertscope.errors import SelectionError
-from bertscope.memory.deepening import same_events, with_copies
+from bertscope.memory.derived_traces import same_events, with_copies
 from bertscope.memory.fake_run import fake_run
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.step import STEP_END, ModelStep

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from bertscope.memory.step_time import Timer
 
 LARGEST_BATCH, _MOST_LINES = 2**20, 8
+_MULTIPLE = 8  # of which a rounded batch is one
+_LIMIT = ("card", "limit_bytes", "overhead", "margin", "timer")  # attributes of a simulator
 _SHOWN_BATCHES = (8, 32)
 _KEPT = 32  # traces of about 1 MiB: a search needs its last ones, and the next budget those of the same runs
 
@@ -83,38 +85,43 @@ class Simulator:
 
         `context_bytes` are instead of what is known of the GPU's context; a step that fits leaves the `margin` free.
         """
-        simulator, facts = copy(self), self.facts(run_config)
-        simulator.card = memory if isinstance(memory, Gpu) else None
-        simulator.limit_bytes = memory.memory_bytes if isinstance(memory, Gpu) else memory
-        simulator.overhead = overhead(run_config, context_bytes, simulator.card)
-        simulator.rows = facts.rows
-        return simulator.with_margin(margin)
+        card = memory if isinstance(memory, Gpu) else None
+        return self._changed(
+            card=card,
+            limit_bytes=memory.memory_bytes if isinstance(memory, Gpu) else memory,
+            overhead=overhead(run_config, context_bytes, card),
+            rows=self.facts(run_config).rows,
+            margin=margin,
+        )
 
     def with_margin(self, margin: float) -> Simulator:
         """Return the simulator under the same limit with another margin."""
-        simulator = copy(self)
-        simulator.margin = margin
-        simulator.timer = replace(self.timer, steps=simulator) if self.timer else None
-        simulator._served = lru_cache(2 * _KEPT)(simulator._replayed)
-        return simulator
+        return self._changed(margin=margin)
 
     def scaling(self) -> Simulator:
         """Return the simulator under the same limit whose traces are scaled to other batches, if they can be."""
         if not self.one_batch or self.source.has_own_dtypes:
             return self
-        simulator = copy(self.others.setdefault("scaling", Simulator(self.source)))
-        simulator.card, simulator.limit_bytes, simulator.overhead = self.card, self.limit_bytes, self.overhead
-        return simulator.with_margin(self.margin)
+        return self._limiting(self.others.setdefault("scaling", Simulator(self.source)))
 
     def with_options(self, **options: Any) -> Simulator:
         """Return the simulator of the source with these options, under the same limit."""
         key = tuple(options.items())
         if key not in self.others:
             self.others[key] = Simulator(self.source.with_options(**options), one_batch=self.one_batch)
-        simulator = copy(self.others[key])
-        simulator.card, simulator.limit_bytes, simulator.overhead = self.card, self.limit_bytes, self.overhead
-        simulator.timer = self.timer
-        return simulator.with_margin(self.margin)
+        return self._limiting(self.others[key])
+
+    def _limiting(self, known: Simulator) -> Simulator:
+        """Return another simulator under the limit of this one."""
+        return known._changed(**{name: getattr(self, name) for name in _LIMIT})
+
+    def _changed(self, **attributes: Any) -> Simulator:
+        """Return a simulator that shares all that is known of traces, with other attributes."""
+        simulator = copy(self)
+        vars(simulator).update(attributes)
+        simulator.timer = simulator.timer and replace(simulator.timer, steps=simulator)
+        simulator._served = lru_cache(2 * _KEPT)(simulator._replayed)
+        return simulator
 
     @cached_property
     def traces(self) -> MemoryTraces:
@@ -249,6 +256,56 @@ class Simulator:
         """Return the requests of the run to the allocator."""
         return requests(self.trace(run_config), by_thread(run_config, self.overhead.workspace_bytes))
 
+    # ---- the largest batch that fits ----
+
+    def largest_by_bytes(self, run_config: RunConfig, limit_bytes: int | None = None) -> int:
+        """Return the largest batch whose tensors are within a limit, by default may fit at all."""
+        most = self.most_bytes if limit_bytes is None else limit_bytes
+        growth = self.growth(run_config)
+
+        def traced_bytes(batch: int) -> int:
+            return self.trace(replace(run_config, batch=batch)).peak_bytes
+
+        def peak_bytes(batch: int) -> int:  # a batch of 1 is traced, and each batch of a user's own code
+            return growth.scaled(batch).peak_bytes if growth else traced_bytes(batch)
+
+        return largest(lambda batch: traced_bytes(batch) <= most, near=near(peak_bytes, most))
+
+    def largest_served(self, run_config: RunConfig, most: int) -> int:
+        """Return the largest batch up to `most` that fits.
+
+        A try that is not served says how many bytes its requests lack; the next one is smaller by as many sequences.
+        """
+        if run_config.device != CUDA and self.margin:
+            return min(self.largest_by_bytes(run_config, self.usable_bytes), most)
+        if run_config.device != CUDA or not most:
+            return most
+        low, high, batch, step = 0, most + 1, most, 1  # at `low` it is served, at `high` it is not
+        while high - low > 1:
+            run, more = replace(run_config, batch=batch), replace(run_config, batch=batch + 1)
+            if self.is_served(run):
+                low, batch, step = batch, min(batch + step, high - 1), 2 * step
+                continue
+            sequence_bytes = max(self.needed_bytes(more) - self.needed_bytes(run), 1)
+            fewer = max(self.missing_bytes(run) // sequence_bytes // 2, 1)
+            high, batch = batch, max(batch - fewer, (low + batch) // 2, low + 1)
+        return low
+
+    def multiple_below(self, run_config: RunConfig, batch: int) -> int:
+        """Return a batch that fits, rounded down to a multiple of 8 above 16 (docs/fit.md).
+
+        The allocator may serve a batch and not a smaller one, so the multiple itself must fit.
+        """
+        multiples = range(batch // _MULTIPLE * _MULTIPLE, 2 * _MULTIPLE, -_MULTIPLE)
+        served = (multiple for multiple in multiples if self.is_served(replace(run_config, batch=multiple)))
+        return next(served, min(batch, 2 * _MULTIPLE))
+
+    def largest_batch(self, run_config: RunConfig) -> int:
+        """Return the largest batch that fits and is smaller than that of the run, rounded."""
+        known = self.scaling()
+        most = min(known.largest_by_bytes(run_config), run_config.batch - 1)
+        return known.multiple_below(run_config, known.largest_served(run_config, most))
+
     # ---- reports ----
 
     def memory(self, run_config: RunConfig) -> Memory:
@@ -279,6 +336,18 @@ class Simulator:
         )
         is_divided = runs[0].parallelism.world_size > 1
         return replace(report, ranks=facts.groups, units=facts.units) if is_divided else report
+
+    def with_largest(self, report: MemoryReport) -> MemoryReport:
+        """Return the report with the largest batch of the leanest variant, if none fits for certain."""
+        costs = [variant.estimated.cost for variant in report.variants if variant.estimated]
+        if self.one_batch or not costs or any(cost.verdict in ("", YES) for cost in costs) or report.run.batch == 1:
+            return report
+        variants = list(report.variants)
+        number = min(range(len(costs)), key=lambda number: costs[number].gpu_bytes)
+        checkpointing, is_reentrant = variants[number].checkpointing, variants[number].reentrant
+        run = report.run.changed(checkpointing=checkpointing, **({"reentrant": True} if is_reentrant else {}))
+        variants[number] = replace(variants[number], largest_batch=self.largest_batch(run))
+        return replace(report, variants=tuple(variants))
 
     def break_even(self, first: RunConfig, run_config: RunConfig) -> BreakEven | None:
         """Return the least batch at which a run has a lower peak than the first one, and both peaks at larger batches.

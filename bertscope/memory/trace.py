@@ -25,7 +25,6 @@ from bertscope.memory.kernel_rules import RULES
 from bertscope.reports.json import NUMBER, checked
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from bertscope.reports.step import Parts
-from bertscope.settings.run_config import LOOPS, RunConfig
 
 SMALLEST, FAR = 2, 2 + 1019  # the recorded batches; some operators treat a batch of 1 differently
 RETURN, UPDATE, STACK, CAT = "return of forward", "update", "stack", "cat"
@@ -33,9 +32,8 @@ PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
 PREVIOUS = "previous "  # before the name of a variable of the loop: its value of the step before
-_SAVED = "activations"
-SOFTMAX_INPUT_BEFORE = (1, 11)  # the version of torch that no longer saves it (pull request pytorch/pytorch 65242)
-_COPY, _SOFTMAX, _LOG_SOFTMAX = "_to_copy", "_softmax", "_log_softmax"
+SAVED = "activations"
+_COPY = "_to_copy"
 Where = tuple[str, str, str]  # phase, module and operator
 
 
@@ -141,7 +139,7 @@ def _slope(one: int, far: int) -> int:
 
 @dataclass(frozen=True)
 class MemoryTrace:
-    """The memory of one step; `scaled` gives it at another batch, `repeated` that of more layers."""
+    """The memory of one step; `scaled` gives it at another batch, derived_traces.py at other depths and loops."""
 
     kinds: list[Kind]
     held: list[int]  # the kinds that are allocated before the step
@@ -352,7 +350,7 @@ class MemoryTrace:
             self, changes=[self.changes[event] for event in order], place_of=[self.place_of[event] for event in order]
         )
 
-    # ---- at another batch, depth or loop ----
+    # ---- at another batch ----
 
     def growing(self, far: MemoryTrace) -> MemoryTrace | None:
         """Return the trace with slopes, from the one at the batch FAR; None if events differ or a size grows unevenly.
@@ -393,81 +391,6 @@ class MemoryTrace:
             calls[one_call] = _slope(one_call.full_bytes, far_call.full_bytes)
         pairs = [(call, calls[call]) for call in self.collectives]
         return replace(self, kinds=rows, held=held, changes=changes, calls=pairs, traced_layers=far.traced_layers)
-
-    def in_loop(self, run_config: RunConfig) -> MemoryTrace:
-        """Return the trace in the loop of the run, from one in which outputs and loss are freed as soon as possible.
-
-        The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. So
-        those of the step before are state, until then.
-        """
-        kinds, places = list(self.kinds), [*self.places, (FORWARD, "", "")]
-        numbers: dict[tuple[int, str], int] = {}
-
-        def changed(number: int, variable: str, part: str = "") -> int:
-            if (number, variable) not in numbers:
-                block = kinds[number].block
-                numbers[number, variable] = len(kinds)
-                kinds.append(kinds[number]._replace(block=block._replace(variable=variable, part=part or block.part)))
-            return numbers[number, variable]
-
-        # Of kinds that a variable refers to; empty for the marks.
-        variables = {number: kind.block.variable for number, kind in enumerate(kinds)
-                     if kind.block.variable or not (kind.size_bytes or kind.block.dtype)}  # fmt: skip
-        wanted, returned = {*variables, *(~kind for kind in variables)}, self._return_of_forward
-        special = [event for event, change in enumerate(self.changes) if change in wanted or event == returned]
-
-        def rows(loop: str, changed: Callable[..., int]) -> tuple[list[int], list[int], list[int]]:
-            kept = LOOPS[loop]
-            blocks = [kind for event in special if variables.get(kind := self.changes[event]) in kept]
-            previous = [changed(kind, PREVIOUS + variables[kind], _SAVED) for kind in blocks]
-            changes: list[int] = []
-            place_of: list[int] = []
-            begun = 0  # events before it are done
-            for event in special:
-                changes += self.changes[begun:event]
-                place_of += self.place_of[begun:event]
-                change, begun = self.changes[event], event + 1
-                kind = max(change, ~change)
-                variable = variables.get(kind)
-                if variable is None:
-                    changes.append(change)
-                elif variable in kept and change >= 0:
-                    changes.append(changed(kind, variable, _SAVED))
-                elif variable and variable not in kept:
-                    changes.append(changed(kind, "") if change >= 0 else ~changed(kind, ""))
-                place_of += [self.place_of[event]] * (len(changes) - len(place_of))
-                if event == returned:
-                    changes += (~kind for kind in previous)
-                    place_of += [len(self.places)] * len(previous)
-            return [*self.held, *previous, *waiting], changes + self.changes[begun:], place_of + self.place_of[begun:]
-
-        inputs = [kind for kind in self.held if kinds[kind].block.part == "inputs"]
-        waiting = inputs * run_config.waiting_batches  # in the other loop too, which only frees outputs and loss
-        held, changes, place_of = rows(run_config.loop, changed)
-        other_held, other_changes, _ = rows(run_config.other_loop, lambda number, *_: number)  # only of these bytes
-        return replace(self, kinds=kinds, held=held, changes=changes, places=places, place_of=place_of,
-                       other_held=other_held, other_changes=other_changes).ordered()  # fmt: skip
-
-    @property
-    def _return_of_forward(self) -> int:
-        """Return the number of the event at which forward returns: its mark, else its last allocation."""
-        places = self.layout.places
-        returns = [event for event, place in enumerate(places) if place[2] == RETURN]
-        returns = returns or [
-            event for event, place in enumerate(places) if place[0] == FORWARD and self.changes[event] >= 0
-        ]
-        return (returns or [0])[-1]
-
-    @property
-    def upper(self) -> MemoryTrace:
-        """Return the step in which eager attention also saves the inputs of softmax, at the same batch.
-
-        So does torch before 1.11. An input counts with the bytes of its output, that of log_softmax too; a step without
-        eager attention, which older versions do not have, stays as it is. Source: pull request pytorch/pytorch 65242.
-        """
-        trace = replace(self.layout.upper, more=self.more)
-        vars(trace)["layout"] = self.layout.upper.layout
-        return trace
 
     # ---- the cache ----
 
@@ -564,7 +487,7 @@ class Layout:
     def saved(self) -> list[int]:
         """Return the numbers of the last forward's events of blocks that are saved for backward."""
         last = [range(start, stop) for phase, start, stop in self.phases if phase == FORWARD][-1:]
-        return [number for numbers in last for number in numbers if self.parts[number] == _SAVED]
+        return [number for numbers in last for number in numbers if self.parts[number] == SAVED]
 
     @cached_property
     def classes(self) -> tuple[list[Kind], list[int]]:
@@ -578,17 +501,6 @@ class Layout:
                 firsts.append(kind)
             classes.append(number)
         return firsts, classes
-
-    @cached_property
-    def upper(self) -> MemoryTrace:
-        """Return the trace of `MemoryTrace.upper`."""
-        trace, blocks = self.trace, [kind.block for kind in self.trace.kinds]
-        if all(block.operator != _SOFTMAX for block in blocks):
-            return trace
-        copies = [1 + (block.part == _SAVED and block.operator in (_SOFTMAX, _LOG_SOFTMAX)) for block in blocks]
-        pairs = zip(trace.changes, trace.place_of, strict=True)
-        changes, places = zip(*(pair for pair in pairs for _ in range(copies[max(pair[0], ~pair[0])])), strict=True)
-        return replace(trace, changes=list(changes), place_of=list(places))
 
 
 def rounded(size_bytes: int, granule_bytes: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from bertscope import load
 from bertscope.measure.profiler_run import measured
 from bertscope.memory import fit
+from bertscope.memory.derived_traces import in_loop
 from bertscope.memory.estimate import MemoryTraces, source_trace
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import ModelStep, real_inputs, run_model
@@ -50,7 +51,7 @@ def estimated_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:
 
 def whole_trace(source: Any, run_config: RunConfig) -> MemoryTrace:
     """The trace of a run of all layers, without the one that repeats a few."""
-    return source_trace(source, replace(run_config, loop="freed")).in_loop(run_config)
+    return in_loop(source_trace(source, replace(run_config, loop="freed")), run_config)
 
 
 def real_trace(source: BertSource, run_config: RunConfig) -> MemoryTrace:

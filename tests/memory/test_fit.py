@@ -16,9 +16,9 @@ import bertscope
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.memory import estimate
 from bertscope.memory.caching_allocator import replayed, requests
-from bertscope.memory.deepening import ordered_frees
+from bertscope.memory.derived_traces import in_loop, ordered_frees
 from bertscope.memory.estimate import MemoryTraces
-from bertscope.memory.fit import fit_row, largest_by_bytes
+from bertscope.memory.fit import fit_row
 from bertscope.memory.kernel_rules import by_thread, overhead
 from bertscope.memory.simulator import Simulator, largest, near
 from bertscope.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace
@@ -142,7 +142,7 @@ def test_a_peak_that_grows_little_up_to_the_batch_of_the_growth_is_searched_in_f
     assert abs(near(peak_bytes, budget) - 300_000) < 10
     tried, real = [], steps.trace
     monkeypatch.setattr(steps, "trace", lambda run: tried.append(run.batch) or real(run))
-    assert largest_by_bytes(steps.limited(run, budget), run) == 300_000
+    assert steps.limited(run, budget).largest_by_bytes(run) == 300_000
     assert len(tried) < 50
 
 
@@ -197,7 +197,7 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
     monkeypatch.setattr(estimate, "source_trace", uneven)
     run_config = RunConfig(seq=8, batch=5, optimizer="sgd")
     traces = MemoryTraces(DEEP)
-    expected = uneven(DEEP, run_config).in_loop(run_config)
+    expected = in_loop(uneven(DEEP, run_config), run_config)
     assert ordered_frees(traces.growth(run_config).scaled(5).events) == ordered_frees(expected.events)
     assert traces.trace(run_config) == expected
     assert list(traces.verified.values()) == [False]

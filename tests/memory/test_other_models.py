@@ -14,7 +14,7 @@ import bertscope
 from bertscope.errors import BertscopeWarning, SelectionError
 from bertscope.measure.profile import profile_report
 from bertscope.measure.profile_job import Job
-from bertscope.memory.deepening import same_events
+from bertscope.memory.derived_traces import same_events
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.settings.rows import CodeName
 from bertscope.settings.run_config import RunConfig

@@ -14,7 +14,7 @@ import bertscope
 from bertscope.analyses.dataflow import Given
 from bertscope.config import LORA_BIASES, Lora
 from bertscope.measure.profile_job import Job
-from bertscope.memory.deepening import same_events
+from bertscope.memory.derived_traces import same_events
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.step import run_model
 from bertscope.settings.run_config import RunConfig

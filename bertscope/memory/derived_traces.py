@@ -1,7 +1,7 @@
-"""The memory of a deep model from that of a shallow one, for layers that `modules.repeat` says may be equal.
+"""The trace of a deep model from that of a shallow one, and the trace of a step in another training loop.
 
-Only numbers are repeated. A kind of block, or a place, is known by its layer and by what it has in common with those of
-other layers.
+`tracing.repeat` says which layers may be equal. Only numbers are repeated: a kind of block, or a place, is known by its
+layer and by what it has in common with those of other layers.
 """
 
 from __future__ import annotations
@@ -14,12 +14,26 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from bertscope.memory.trace import CAT, PREVIOUS, STACK, Block, Collective, Kind, MemoryEvent, MemoryTrace
+from bertscope.memory.trace import (
+    CAT,
+    PREVIOUS,
+    RETURN,
+    SAVED,
+    STACK,
+    Block,
+    Collective,
+    Kind,
+    MemoryEvent,
+    MemoryTrace,
+)
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, FORWARD, OPTIMIZER
+from bertscope.settings.run_config import LOOPS, RunConfig
 from bertscope.tracing.repeat import Copies, Unit
 
 _STACKED = ((OPTIMIZER, ALL_REDUCE), (OPTIMIZER, ALL_GATHER), (FORWARD, BROADCAST))  # norms, and DDP's buffers
+_SOFTMAX_INPUT_BEFORE = (1, 11)  # the version of torch that no longer saves it (pull request pytorch/pytorch 65242)
+_SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 _Rest = TypeVar("_Rest")
 _Row = TypeVar("_Row")
 _Run = tuple[Unit | None, range, list[int]]  # of events: their unit, how far its copies are moved, and their numbers
@@ -181,35 +195,6 @@ class _Repetition:
             yield call if layer is None else call._replace(path=f"{self.prefix}{layer + moved}{rest}")
 
 
-def zeroed_between(trace: MemoryTrace) -> MemoryTrace:
-    """Return the trace in a loop that frees the gradients of the step before between forward and backward."""
-    kinds, is_update = list(trace.kinds), [phase == OPTIMIZER for phase, _, _ in trace.places]
-    previous: dict[int, int] = {}  # the kind of a gradient -> that of the step before
-    left: list[int] = []  # the gradients that forward and backward leave
-    changes, place_of = [], []
-    for change, place in zip(trace.changes, trace.place_of, strict=True):
-        kind = max(change, ~change)
-        if kinds[kind].block.part == "gradients":
-            if change < 0 and is_update[place]:
-                continue
-            if change < 0:
-                left.remove(kind)
-            else:
-                left.append(kind)
-        changes.append(change)
-        place_of.append(place)
-    for kind in dict.fromkeys(left):
-        block, previous[kind] = kinds[kind].block, len(kinds)
-        kinds.append(kinds[kind]._replace(block=block._replace(variable=f"{PREVIOUS}gradient")))
-        kinds[kind] = kinds[kind]._replace(block=block._replace(variable="gradient"))
-    begun = next((number for number, place in enumerate(place_of) if trace.places[place][0] != FORWARD), len(changes))
-    held = [previous[kind] for kind in left]
-    changes[begun:begun] = [~kind for kind in held]
-    place_of[begun:begun] = [len(trace.places)] * len(held)
-    return replace(trace, kinds=kinds, held=[*trace.held, *held], changes=changes, place_of=place_of,
-                   places=[*trace.places, (FORWARD, "", "")])  # fmt: skip
-
-
 def _with_all_frees(ran: list[int], changes: list[int], places: list[int]) -> tuple[list[int], list[int]]:
     """Return the repeated changes, and the frees that their blocks lack next to an equal one.
 
@@ -237,3 +222,109 @@ def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
     """Compare two traces, ignoring the order of consecutive frees and that of collectives."""
     are_equal = sorted(one.state) == sorted(other.state) and sorted(one.collectives) == sorted(other.collectives)
     return are_equal and ordered_frees(one.events) == ordered_frees(other.events)
+
+
+# ---- the same step in another loop ----
+
+
+def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
+    """Return the trace in the loop of the run, from one in which outputs and loss are freed as soon as possible.
+
+    The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. So
+    those of the step before are state, until then.
+    """
+    kinds, places = list(trace.kinds), [*trace.places, (FORWARD, "", "")]
+    waiting = [number for number in trace.held if kinds[number].block.part == "inputs"] * run_config.waiting_batches
+    returned = _return_of_forward(trace)
+
+    @cache
+    def changed(number: int, variable: str, part: str) -> int:
+        kind = trace.kinds[number]
+        kinds.append(kind._replace(block=kind.block._replace(variable=variable, part=part or kind.block.part)))
+        return len(kinds) - 1
+
+    def rows(loop: str) -> tuple[list[int], list[int], list[int]]:
+        ends: dict[int, int | None] = {}  # what the allocations and frees of special kinds become; None for nothing
+        previous: dict[int, int] = {}
+        for number, (block, size, *_) in enumerate(trace.kinds):
+            if block.variable in LOOPS[loop]:
+                ends[number], ends[~number] = changed(number, block.variable, SAVED), None
+                previous[number] = ~changed(number, PREVIOUS + block.variable, SAVED)
+            elif block.variable:
+                ends[number] = changed(number, "", "")
+                ends[~number] = ~changed(number, "", "")
+            elif not (size or block.dtype):  # a mark
+                ends[number] = None
+        freed = [previous[change] for change in trace.changes if change in previous]
+        changes: list[int] = []
+        place_of: list[int] = []
+        for event, change in enumerate(trace.changes):
+            if (end := ends.get(change, change)) is not None:
+                changes.append(end)
+                place_of.append(trace.place_of[event])
+            if event == returned:
+                changes += freed
+                place_of += [len(trace.places)] * len(freed)
+        return [*trace.held, *(~number for number in freed), *waiting], changes, place_of
+
+    held, changes, place_of = rows(run_config.loop)
+    other_held, other_changes, _ = rows(run_config.other_loop)
+    trace = replace(trace, kinds=kinds, held=held, changes=changes, places=places, place_of=place_of,
+                    other_held=other_held, other_changes=other_changes).ordered()  # fmt: skip
+    if run_config.torch_version < _SOFTMAX_INPUT_BEFORE:
+        trace = _with_softmax_inputs(trace)
+    return _zeroed_between(trace) if run_config.zeroes_between and not run_config.has_gradients_before else trace
+
+
+def _return_of_forward(trace: MemoryTrace) -> int:
+    """Return the number of the event at which forward returns: its mark, else its last allocation."""
+    places = trace.layout.places
+    returns = [event for event, place in enumerate(places) if place[2] == RETURN]
+    returns = returns or [
+        event for event, place in enumerate(places) if place[0] == FORWARD and trace.changes[event] >= 0
+    ]
+    return (returns or [0])[-1]
+
+
+def _with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
+    """Return the step in which eager attention also saves the inputs of softmax, as torch before 1.11 does.
+
+    An input counts with the bytes of its output, that of log_softmax too; a step without eager attention, which
+    older versions do not have, stays as it is. Source: pull request pytorch/pytorch 65242.
+    """
+    blocks = [kind.block for kind in trace.kinds]
+    if all(block.operator != _SOFTMAX for block in blocks):
+        return trace
+    copies = [1 + (block.part == SAVED and block.operator in (_SOFTMAX, _LOG_SOFTMAX)) for block in blocks]
+    pairs = zip(trace.changes, trace.place_of, strict=True)
+    changes, place_of = zip(*(pair for pair in pairs for _ in range(copies[max(pair[0], ~pair[0])])), strict=True)
+    return replace(trace, changes=list(changes), place_of=list(place_of))
+
+
+def _zeroed_between(trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace in a loop that frees the gradients of the step before between forward and backward."""
+    kinds, is_update = list(trace.kinds), [phase == OPTIMIZER for phase, _, _ in trace.places]
+    left: list[int] = []  # the gradients that forward and backward leave
+    changes, place_of = [], []
+    for change, place in zip(trace.changes, trace.place_of, strict=True):
+        number = max(change, ~change)
+        if kinds[number].block.part == "gradients":
+            if change >= 0:
+                left.append(number)
+            elif is_update[place]:
+                continue
+            else:
+                left.remove(number)
+        changes.append(change)
+        place_of.append(place)
+    previous: dict[int, int] = {}  # a gradient -> that of the step before
+    for number in dict.fromkeys(left):
+        kind, previous[number] = kinds[number], len(kinds)
+        kinds.append(kind._replace(block=kind.block._replace(variable=f"{PREVIOUS}gradient")))
+        kinds[number] = kind._replace(block=kind.block._replace(variable="gradient"))
+    begun = next((event for event, place in enumerate(place_of) if trace.places[place][0] != FORWARD), len(changes))
+    held = [previous[number] for number in left]
+    changes[begun:begun] = [~number for number in held]
+    place_of[begun:begun] = [len(trace.places)] * len(held)
+    return replace(trace, kinds=kinds, held=[*trace.held, *held], changes=changes, place_of=place_of,
+                   places=[*trace.places, (FORWARD, "", "")])  # fmt: skip
