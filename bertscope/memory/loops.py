@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
 from inspect import getsource
 from textwrap import indent
 from typing import Any
@@ -13,10 +14,12 @@ from bertscope.memory.step import TORCH_DTYPES, below, meta_inputs, run_model
 from bertscope.model.lora import base_model_of
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import INFERENCE, PLAIN, STORED, TRAINING, RunConfig
-from bertscope.settings.training import MODEL, OPTIMIZERS
+from bertscope.settings.training import MODEL, OPTIMIZERS, loss_parts
 from bertscope.sources.bert import BertSource, preset_paths
+from bertscope.sources.find import teachers
 from bertscope.sources.model_source import ModelSource
 from bertscope.tracing.fake_tensors import valid_tokens
+from bertscope.tracing.losses import loss_function
 from bertscope.units import FP32
 
 _CONSTANTS = ("INFERENCE", "MODEL", "PLAIN", "TORCH_DTYPES", "TRAINER", "TRAINING")  # that `training_loop` names
@@ -27,23 +30,39 @@ _LOSSES = ("label", "positions")  # in the names of inputs with which a class co
 def loop_script(source: ModelSource, run: RunConfig) -> str:
     """Return the loop of a run of a BERT as a script; raises SelectionError for a run that has no such script."""
     option = name_of("show_script")
-    others = {"loss": run.loss != MODEL, "world_size": run.parallelism.world_size > 1, "compile": run.compile,
-              "sdpa_kernel": run.sdpa_kernel != "auto", "freeze": bool(run.freeze)}  # fmt: skip
+    others = {"world_size": run.parallelism.world_size > 1, "compile": run.compile,
+              "sdpa_kernel": run.sdpa_kernel != "auto"}  # fmt: skip
     for name in filter(others.get, others):
         raise SelectionError(f"{option} shows a loop without {name_of(name)}; leave one of them out")
+    if run.loss != MODEL and run.loop == PLAIN:  # the outputs of its forward passes are variables of no plain code
+        raise SelectionError(f"{option} shows a loss in a loop that frees outputs, such as {name_of('loop')} trainer")
     model, batch = _model(source.require(option), run)
     has_loss = any(part in name for name in batch for part in _LOSSES)
-    parts = ["import torch", "", "import bertscope", "", *model, *_optimizer(run)]
+    parts = ["import copy", ""] if run.waiting_batches else []
+    parts += ["import torch", "", "import bertscope"]
+    parts += ["from bertscope.memory.step import autocast_each_forward"] if _has_separate_autocast(run) else []
+    parts += ["from bertscope.tracing import losses"] if run.loss != MODEL else []
+    parts += ["from bertscope.tracing.module_tree import freeze"] if run.freeze else []
+    parts += ["", *model, *_optimizer(run)]
     parts += ["", "torch.set_grad_enabled(False)"] if run.mode == INFERENCE else []
     return "\n".join([*parts, "", f"for step in range({_STEPS}):", indent(_loop(run, has_loss), "    "), ""])
 
 
+def _has_separate_autocast(run: RunConfig) -> bool:
+    """Return True for a loss of several forward passes, each of which is in a block of autocast."""
+    return run.autocast is not None and run.loss != MODEL
+
+
 def _loop(run: RunConfig, has_loss: bool) -> str:
     """Return the text of a step of `training_loop` with these settings."""
-    forward = ["output = model(**batch)"]
-    if run.mode == TRAINING:
-        forward += ["loss = output.loss" if has_loss else "loss = output[0].sum()"]
-    forward += ["del output"] * (run.loop != PLAIN)
+    if isinstance(criterion := loss_function(run), partial):
+        options = "".join(f", {name}={value!r}" for name, value in criterion.keywords.items())
+        forward = [f"loss = losses.{criterion.func.__name__}(model, batch{options})"]
+    else:
+        forward = ["output = model(**batch)"]
+        if run.mode == TRAINING:
+            forward += ["loss = output.loss" if has_loss else "loss = output[0].sum()"]
+        forward += ["del output"] * (run.loop != PLAIN)
     if run.mode == TRAINING and run.accumulate > 1:
         forward += [f"loss = loss / {run.accumulate}"]
     has_optimizer = run.mode == TRAINING and run.optimizer in OPTIMIZERS
@@ -111,23 +130,39 @@ def _model(source: BertSource, run: RunConfig) -> tuple[list[str], list[str]]:
     lines += ['model = source.build(device="cpu")']
     if run.checkpointing != NONE:
         lines += [f"source.checkpoint(model, {run.checkpointing!r}, reentrant={run.reentrant})"]
+    if run.freeze:
+        lines += [f"freeze(model, {run.freeze!r})"]
+    for teacher in teachers(run.loss):
+        words = "" if teacher.bert_config is None else ", architecture='BertModel'"
+        loaded = f"bertscope.load({loss_parts(run.loss)[1]!r}{words})"
+        lines += [f'model.teacher = losses.Teacher({loaded}.for_run().build(device="cpu"), model)']
     if not run.padding:
         base = "model.base_model.model" if source.lora else "model"
         lines += [f"{base}.base_model.hides_positions = False  # the mask has only ones"]
     dtype = "" if run.dtype in (STORED, FP32.name) else f".to({TORCH_DTYPES[run.dtype]})"
-    lines += [f"model = model{dtype}.to({run.device!r}).train({run.mode != INFERENCE})", "batch = {"]
+    lines += [f"model = model{dtype}.to({run.device!r}).train({run.mode != INFERENCE})"]
+    if _has_separate_autocast(run):
+        lines += [f"autocast_each_forward(model, {run.device!r}, {TORCH_DTYPES[run.autocast or '']})"]
     inputs = meta_inputs(model, run)
-    for name, like in inputs.items():
+
+    def values(name: str, like: Any) -> str:
+        """Return the expression of an input, or of the list of those of the texts."""
+        if isinstance(like, list):
+            return f"[{values(name, like[0])} for text in range({len(like)})]"
         shape, high = tuple(like.shape), below(base_model_of(model), run, name)
-        high = source.config.vocab_size if name == "input_ids" else high
-        made = f"torch.randint({high}, {shape}, {device})"
-        lines += [f"    {name!r}: {f'torch.ones({shape}, dtype=torch.long, {device})' if 'mask' in name else made},"]
-    lines += ["}"]
+        if like.is_floating_point():
+            return f"torch.rand({shape}, {device})"
+        if "mask" in name:
+            return f"torch.ones({shape}, dtype=torch.long, {device})"
+        return f"torch.randint({source.config.vocab_size if name == 'input_ids' else high}, {shape}, {device})"
+
+    lines += ["batch = {", *(f"    {name!r}: {values(name, like)}," for name, like in inputs.items()), "}"]
     if run.padding:
-        lines += [f'batch["attention_mask"][:, {valid_tokens(run.seq, run.padding)} :] = 0']
+        hidden = f"[:, {valid_tokens(run.seq, run.padding)} :] = 0"
+        of_texts = ['for mask in batch["attention_mask"]:', f"    mask{hidden}"]
+        lines += of_texts if run.loss != MODEL else [f'batch["attention_mask"]{hidden}']
     if run.waiting_batches:
-        copies = "[{name: value.clone() for name, value in batch.items()}"
-        lines += [f"waiting = {copies} for _ in range({run.waiting_batches})]  # of the data loader"]
+        lines += [f"waiting = [copy.deepcopy(batch) for _ in range({run.waiting_batches})]  # of the data loader"]
     return lines, list(inputs)
 
 
@@ -142,6 +177,7 @@ def _optimizer(run: RunConfig) -> list[str]:
     if run.grad_scaler:
         lines += [f"scaler = torch.amp.GradScaler({run.device!r})"]
     if run.ema:
-        lines += ["named = [*model.named_parameters(), *model.named_buffers()]",
-                  "average = {name: value.detach().clone() for name, value in named}"]  # fmt: skip
+        lines += ["named = [*model.named_parameters(), *model.named_buffers()]"]
+        student = ' if not name.startswith("teacher.")' if teachers(run.loss) else ""
+        lines += [f"average = {{name: value.detach().clone() for name, value in named{student}}}"]
     return lines

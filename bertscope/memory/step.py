@@ -150,7 +150,7 @@ class ModelStep:
         run_config = self.run_config
         self.called = compile_module(self.model) if run_config.compile else self.model
         if run_config.autocast is not None and run_config.loss != MODEL:  # a loss of several forward passes
-            self._autocast_each_forward()
+            autocast_each_forward(self.called, self.device, TORCH_DTYPES[run_config.autocast])
         self.optimizer = make_optimizer(self.model.parameters(), run_config)
         self.scaler = torch.amp.GradScaler(self.device, enabled=run_config.grad_scaler)
         dtypes = {param.dtype for param in self.model.parameters() if param.requires_grad}
@@ -234,24 +234,6 @@ class ModelStep:
             return nullcontext()
         return torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, kernel))
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device, dtype=TORCH_DTYPES[self.run_config.autocast or ""])
-
-    def _autocast_each_forward(self) -> None:
-        """Run each forward pass in a block of autocast and convert its outputs to fp32, as accelerate does."""
-        inside: list[torch.autocast] = []
-
-        def begin(*_: Any) -> None:
-            inside.append(self._autocast())
-            inside[-1].__enter__()
-
-        def end(module: nn.Module, args: Any, output: Any) -> Any:
-            inside.pop().__exit__(None, None, None)
-            return _in_fp32(output)
-
-        self.called.register_forward_pre_hook(begin)
-        self.called.register_forward_hook(end, always_call=True)
-
     def state(self) -> Iterator[tuple[Block, torch.Tensor]]:
         """Yield the blocks that are allocated between steps, each storage once, with a tensor of it."""
         seen: set[int] = set()
@@ -288,6 +270,22 @@ class ModelStep:
                 yield "gradients", path, parameter.grad
         for path, gradient in unreduced_gradients(self.model):
             yield "gradients", path, gradient
+
+
+def autocast_each_forward(model: nn.Module, device: str, dtype: torch.dtype) -> None:
+    """Run each forward pass in a block of autocast and convert its outputs to fp32, as accelerate does."""
+    inside: list[torch.autocast] = []
+
+    def begin(*_: Any) -> None:
+        inside.append(torch.autocast(device, dtype=dtype))
+        inside[-1].__enter__()
+
+    def end(module: nn.Module, args: Any, output: Any) -> Any:
+        inside.pop().__exit__(None, None, None)
+        return _in_fp32(output)
+
+    model.register_forward_pre_hook(begin)
+    model.register_forward_hook(end, always_call=True)
 
 
 def _in_fp32(output: Any) -> Any:

@@ -31,6 +31,12 @@ SETTINGS = {
     "eager under autocast": {"attention": "eager", "precision": "autocast-fp16", "grad_scaler": True},
     "sgd": {"optimizer": "sgd", "momentum": 0.9},
     "padding": {"padding": 0.25, "ema": True, "dropout": False},
+    "frozen": {"freeze": ("embeddings", "encoder.layer.0")},
+    "mnrl": {"loss": "mnrl", "hard_negatives": 1, "architecture": "BertModel"},
+    "mnrl under autocast": {"loss": "mnrl", "precision": "autocast-bf16", "architecture": "BertModel"},
+    "cached mnrl": {"loss": "cached-mnrl:2", "padding": 0.25, "accumulate": 2, "architecture": "BertModel"},
+    "reranker": {"loss": "reranker", "architecture": "BertForSequenceClassification"},
+    "distil": {"loss": "distil:bert-mini", "architecture": "BertModel"},
 }
 TWICE = {  # settings that others have too
     "autocast-bf16", "checkpointing", "accumulation", "eager", "plain under autocast", "lightning with accumulation",
@@ -43,8 +49,8 @@ if not EVERY_CASE:
 def source(settings):
     """The model of these settings, without them, and the other ones."""
     others = RUN | settings
-    kernel = others.pop("attention", "sdpa")
-    return bertscope.load("bert-tiny", architecture="BertForMaskedLM", attention=kernel), others
+    kernel, architecture = others.pop("attention", "sdpa"), others.pop("architecture", "BertForMaskedLM")
+    return bertscope.load("bert-tiny", architecture=architecture, attention=kernel), others
 
 
 def main() -> None:
