@@ -7,7 +7,7 @@ two shallow models run instead of the deep one; the repetition of a layer must t
 import os
 import warnings
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -16,7 +16,7 @@ from unittest.mock import patch
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
 from bertscope.memory.derived_traces import in_loop, same_events, with_copies
 from bertscope.memory.fake_run import fake_run
-from bertscope.memory.kernels import cuda_semantics
+from bertscope.memory.kernels import device_semantics
 from bertscope.memory.ranks import (
     bucket_sizes,
     fake_ranks,
@@ -244,11 +244,8 @@ def _traced(
     """Return the trace of a step with these modules compiled, in the context that compiles on fake tensors."""
     parallelism = zero_ranks(module, run_config.parallelism)
     batch, how = named_inputs(inputs, loss)
-    with ExitStack() as stack:
-        meshes = stack.enter_context(fake_ranks(parallelism)) if parallelism.world_size > 1 else None
-        stack.enter_context(fake_tensors())
-        if run_config.device == "cuda":
-            stack.enter_context(cuda_semantics(run_config))
+    ranks: AbstractContextManager[Any] = fake_ranks(parallelism) if parallelism.world_size > 1 else nullcontext()
+    with ranks as meshes, fake_tensors(), device_semantics(run_config):
         copied = fake_copy(module).train(run_config.mode != "inference")
         for path in filter(None, compiled):  # a copy is not compiled; the step compiles the whole model
             copied.get_submodule(path).compile(dynamic=False)

@@ -74,10 +74,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
             return log.trace(run_config.device)
         before, reached, known = log.rows(), log.reached(), recorder.update_key()
         if known not in _UPDATES:
-            with recorder.unrecorded(OPTIMIZER):
-                step.optimizer.step()
-            recorder.hold_state()
-            step.run(recorder.recorded)
+            recorder.record_update()
             while len(_UPDATES) >= _MOST_UPDATES:
                 _UPDATES.pop(next(iter(_UPDATES)))
             _UPDATES[known] = log.rows(*reached)
@@ -296,6 +293,13 @@ class StepRecorder(Recorder):
         """Run a phase without recording it."""
         self.phase = phase
         yield
+
+    def record_update(self) -> None:
+        """Record an optimizer step after the first one, which creates the optimizer's state."""
+        with self.unrecorded(OPTIMIZER):
+            self.step.optimizer.step()  # type: ignore[union-attr]  # the caller has looked
+        self.hold_state()
+        self.step.run(self.recorded)
 
     def hold_state(self) -> None:
         """Record what is allocated now and not known yet as state, which exists before the step."""

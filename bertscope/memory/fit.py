@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 
 from bertscope.config import HEADS
@@ -101,8 +102,6 @@ def fit_report(
 
 # ---- `fit --batch-total`: the fewest ranks with which a batch fits, for each strategy ----
 
-OnRanks = Callable[[RunConfig, Parallelism, int], RunConfig]  # a run on that many ranks
-
 
 def fewest_report(
     simulator: Simulator,
@@ -131,18 +130,18 @@ def fewest_report(
         of_last = [run for run in runs if run.checkpointing == runs[-1].checkpointing]
         half = max(total // 2, 1)
         leanest = min(of_last, key=lambda run: simulator.needed_bytes(replace(run, batch=half)))
-        found: list[tuple[int, bool, Parallelism]] = []
+        fewest: list[tuple[int, Parallelism]] = []  # the number of a size of the job, behind the last one if none fits
         for ranks in strategies or [ranks_of(name, 2) for name in SEARCHED]:
             progress(f"{ranks.strategy}, seq {seq}")
-            place = _fewest(simulator, on, leanest, ranks, world_sizes)
-            found.append((place, place == len(world_sizes), ranks))
-            if place <= 1 < len(world_sizes):
+            fewest.append((_fewest(simulator, partial(on, leanest, ranks), world_sizes), ranks))
+            if fewest[-1][0] <= 1 < len(world_sizes):
                 break
-        found.sort(key=itemgetter(0))
+        fewest.sort(key=itemgetter(0))
         with stage(f"all ranks, seq {seq}"):
-            for number, (place, is_none, ranks) in enumerate(found):
-                size = world_sizes[place - is_none]
-                tried = [on(run, ranks, size) for run in ([leanest] if number or is_none else runs)]
+            for place, (number, ranks) in enumerate(fewest):
+                is_short = number == len(world_sizes)
+                size = world_sizes[number - is_short]
+                tried = [on(run, ranks, size) for run in ([leanest] if place or is_short else runs)]
                 report = fit_report(simulator, tried, batch=tried[0].batch, tries_other_head=False)
                 rows.append(report.rows[0])
     run = replace(report.run, parallelism=ONE_PROCESS)
@@ -151,43 +150,38 @@ def fewest_report(
     )
 
 
-def _fewest(
-    simulator: Simulator, on: OnRanks, run_config: RunConfig, ranks: Parallelism, world_sizes: Sequence[int]
-) -> int:
-    """Return the place of the fewest ranks with which the run fits; the number of places if it fits with none."""
+def _fewest(simulator: Simulator, on: Callable[[int], RunConfig], world_sizes: Sequence[int]) -> int:
+    """Return the number of the first of the sizes of a job on which the run fits; the number of sizes without one."""
 
-    def is_short(place: int) -> bool:
-        return simulator.answer(on(run_config, ranks, world_sizes[place])) != YES
+    def is_short(number: int) -> bool:
+        return simulator.answer(on(world_sizes[number])) != YES
 
     if not is_short(0):
         return 0
-    near = _expected(simulator, on, run_config, ranks, world_sizes)
-    return 1 + largest(is_short, len(world_sizes) - 1, near=near)
+    return 1 + largest(is_short, len(world_sizes) - 1, near=_expected(simulator, on, world_sizes))
 
 
-def _expected(
-    simulator: Simulator, on: OnRanks, run_config: RunConfig, ranks: Parallelism, world_sizes: Sequence[int]
-) -> int:
-    """Return the place at which the tensors should fit, the last one if they do at none.
+def _expected(simulator: Simulator, on: Callable[[int], RunConfig], world_sizes: Sequence[int]) -> int:
+    """Return the number of the first size on which the tensors should fit, the last one if they do on none.
 
-    It is taken from the growth with the batch on two ranks, whose shares of the state are made as small as those on
-    more ranks.
+    It is taken from the trace on two ranks, scaled to each batch, whose shares of the state are made as small as those
+    on more ranks.
     """
-    pair = on(run_config, ranks, 2)
+    pair = on(2)
     growth = simulator.growth(pair)
     if growth is None:
         return 0
     trace = simulator.trace(pair)
     index = next(moment.index for moment in trace.peaks() if moment.live_bytes == trace.peak_bytes)
-    divided = sum(trace.parts_after(index)[part] for part in ranks.row.divided_parts)
+    divided = sum(trace.parts_after(index)[part] for part in pair.parallelism.row.divided_parts)
     limit = simulator.overhead.limit_bytes(simulator.usable_bytes)
 
-    def share(size: int) -> int:
-        run = replace(run_config, parallelism=ranks.of_size(size))
-        return simulator.facts(run).groups[0].updated_params
+    def share(run_config: RunConfig) -> int:
+        return simulator.facts(run_config).groups[0].updated_params
 
     def fits(size: int) -> bool:
-        batch = on(run_config, ranks, size).batch
-        return growth.scaled(batch).peak_bytes - divided * (1 - share(size) / share(2)) <= limit
+        run_config = on(size)
+        peak_bytes = growth.scaled(run_config.batch).peak_bytes
+        return peak_bytes - divided * (1 - share(run_config) / share(pair)) <= limit
 
     return min(bisect_left(world_sizes, True, key=fits), len(world_sizes) - 1)

@@ -8,7 +8,7 @@ registered under the CPU's autocast key.
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from math import prod, sqrt
 from typing import Any
@@ -27,7 +27,7 @@ from bertscope.memory.kernel_rules import (
     Scratch,
     onednn_scratchpad_bytes,
 )
-from bertscope.settings.run_config import RunConfig
+from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.torch_access import always, close_library, has_bf16_products, has_kernel, operator_name, torch
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -334,6 +334,11 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
     finally:
         vars(functional).update(original)
         close_library(library)
+
+
+def device_semantics(run_config: RunConfig) -> AbstractContextManager[None]:
+    """Return the context in which CPU tensors run as on the device of the run."""
+    return cuda_semantics(run_config) if run_config.device == CUDA else nullcontext()
 
 
 def _add_lists(library: Any) -> None:

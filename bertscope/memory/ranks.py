@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -23,7 +23,7 @@ from unittest.mock import patch
 from bertscope.errors import SelectionError
 from bertscope.memory.derived_traces import same_events, with_copies
 from bertscope.memory.fake_run import fake_run
-from bertscope.memory.kernels import cuda_semantics
+from bertscope.memory.kernels import device_semantics
 from bertscope.memory.step import STEP_END, ModelStep
 from bertscope.memory.trace import UPDATE, Collective, MemoryTrace
 from bertscope.model.encoder import BertLayer
@@ -394,10 +394,7 @@ def _renamed(trace: MemoryTrace, paths: Sequence[str]) -> MemoryTrace:
 def _traced(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
     run_config = replace(run_config, parallelism=ONE_PROCESS, batch=1, seq=1, loop=FREED, accumulate=1,
                          clip_grad_norm=False, grad_scaler=False, ema=False, keep_gradients=True)  # fmt: skip
-    with ExitStack() as stack:
-        stack.enter_context(fake_tensors())
-        if run_config.device == "cuda":
-            stack.enter_context(cuda_semantics(run_config))
+    with fake_tensors(), device_semantics(run_config):
         model = nn.Module()
         model.update = nn.Module()
         model.update.params = nn.ParameterList(torch.empty(shape, dtype=dtype) for shape, dtype, _ in kinds)

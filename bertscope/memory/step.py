@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -11,7 +12,6 @@ from typing import Any
 
 from bertscope.config import HEADS, MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, name_of
-from bertscope.memory import optimizers
 from bertscope.memory.trace import Block
 from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
@@ -298,11 +298,7 @@ def _in_fp32(output: Any) -> Any:
 
 def waiting_inputs(inputs: dict[str, Any], run_config: RunConfig) -> tuple[dict[str, Any], ...]:
     """Return the inputs of the micro-batches that the run's loop has in memory before their turn."""
-
-    def copied(value: Any) -> Any:
-        return value.clone() if isinstance(value, torch.Tensor) else value
-
-    return tuple(tree_map(copied, inputs) for _ in range(run_config.waiting_batches))
+    return tuple(deepcopy(inputs) for _ in range(run_config.waiting_batches))
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -373,8 +369,11 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     row = OPTIMIZERS.get(run_config.optimizer)
     if row is None or run_config.mode != "training" or not trainable:
         return None
-    place = torch.optim if row.in_torch else optimizers
-    optimizer: Any = getattr(place, row.class_name)
+    optimizer: Any = getattr(torch.optim, row.class_name, None)
+    if not row.in_torch:
+        from bertscope.memory import optimizers
+
+        optimizer = getattr(optimizers, row.class_name)
     # A learning rate of 0 keeps the weights; memory and FLOPs are the same.
     arguments = {"lr": 0.0, **run_config.optimizer_arguments}
     if run_config.parallelism.row.divides_optimizer:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from bertscope.gpus import Gpu, bandwidth, peak_flops
@@ -141,26 +140,20 @@ def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
     batch, how = named_inputs(inputs, loss_function(run_config))
-    with ExitStack() as stack:
-        stack.enter_context(running(source, model, "fake tensors", run_config.input))
-        stack.enter_context(fake_tensors())
-        stack.enter_context(cuda_semantics(run_config))
-        copied = fake_copy(model).train(run_config.mode != "inference")
-        step = ModelStep(copied, fake_like(batch), run_config, loss=how)
+    with running(source, model, "fake tensors", run_config.input), fake_tensors(), cuda_semantics(run_config):
+        step = ModelStep(fake_copy(model).train(run_config.mode != "inference"), fake_like(batch), run_config, loss=how)
         device = FakeDevice(step)
         device.has_memory = False
         recorder = StepRecorder(step, device, keeps_args=True)
-        stack.enter_context(recorder.watching())
-        step.start(run_config.changed(loop=FREED, accumulate=1))
-        step.advance(recorder.recorded, OPTIMIZER, STEP_END)
-        work = _sum(CardWork(), _counted(recorder.log.calls), run_config.accumulate)
-        if step.optimizer is None:
-            return work
-        with recorder.unrecorded(OPTIMIZER):
-            step.optimizer.step()  # creates its state
-        recorder.log.calls.clear()
-        step.run(recorder.recorded)
-        return _sum(work, _counted(recorder.log.calls))
+        with recorder.watching():
+            step.start(run_config.changed(loop=FREED, accumulate=1))
+            step.advance(recorder.recorded, OPTIMIZER, STEP_END)
+            work = _sum(CardWork(), _counted(recorder.log.calls), run_config.accumulate)
+            if step.optimizer is None:
+                return work
+            recorder.log.calls.clear()
+            recorder.record_update()
+            return _sum(work, _counted(recorder.log.calls))
 
 
 def _counted(log: Sequence[Call]) -> CardWork:

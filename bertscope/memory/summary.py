@@ -91,7 +91,7 @@ def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device:
         device |= {"reserved": reserved, "gpu_bytes": device["gpu_bytes"] + more}
     return Memory(
         obtained=obtained,
-        cost=_cost(trace, max(phases, key=attrgetter("peak_bytes")), device),
+        cost=step_cost(trace, rows, **device),
         phases=phases,
         kept=tuple(kept_rows(trace, rows)),
         timeline=tuple(_timeline(trace)),
@@ -102,11 +102,8 @@ def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device:
 def step_cost(trace: MemoryTrace, rows: Mapping[str, str], **device: Any) -> StepCost:
     """Return the cost of a step without a limit; `device` has the fields that a GPU adds."""
     highest = max(trace.peaks(), key=attrgetter("live_bytes"))
-    return _cost(trace, _peak(trace, highest, rows), device)
-
-
-def _cost(trace: MemoryTrace, peak: PhasePeak, device: Mapping[str, Any]) -> StepCost:
-    return StepCost(peak=peak, **{"gpu_bytes": peak.peak_bytes, "saved_bytes": trace.saved_bytes, **device})
+    device = {"gpu_bytes": highest.live_bytes, "saved_bytes": trace.saved_bytes, **device}
+    return StepCost(peak=_peak(trace, highest, rows), **device)
 
 
 def _peak(trace: MemoryTrace, moment: Moment, rows: Mapping[str, str]) -> PhasePeak:

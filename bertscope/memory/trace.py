@@ -198,10 +198,8 @@ class MemoryTrace:
     @cached_property
     def _changed_bytes(self) -> list[int]:
         """Return the rounded bytes of each kind, and behind them those of their frees, the last first."""
-        firsts, classes = self.layout.classes
-        sizes = [rounded(kind.bytes_at(self.more), self.granule_bytes) for kind in firsts]
-        freed = [-size for size in sizes]
-        return [sizes[number] for number in classes] + [freed[number] for number in reversed(classes)]
+        sizes = [rounded(size, self.granule_bytes) for size in self.kind_bytes]
+        return sizes + [-size for size in reversed(sizes)]
 
     @cached_property
     def sizes(self) -> list[int]:
