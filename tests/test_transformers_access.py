@@ -175,7 +175,7 @@ def test_a_config_may_name_flash_attention_which_an_estimate_takes_for_a_card_on
     half = {"batch": 4, "seq": 32, "precision": "bf16"}
     report = bertscope.estimate(path, device="cuda", **half)
     assert report.subject.attention == "flash_attention_2"
-    with pytest.raises(SelectionError, match="flash_attention_2 runs on a GPU only: estimate it for a card with gpu"):
+    with pytest.raises(SelectionError, match="flash_attention_2 runs on a GPU only: estimate it for one with gpu"):
         bertscope.estimate(path, **half)
     if FAMILY == "modernbert" and transformers.__version__ < "5":  # which converts its queries to bf16
         assert bertscope.estimate(path, device="cuda", **half | {"precision": "fp32"}).variants

@@ -79,7 +79,7 @@ class ModelRequest:
 
             calibration = self.calibration.report if self.calibration else None
             simulator.timer = Timer(
-                steps=simulator, card=self.card, calibration=calibration, sequences=self.limit.sequences
+                steps=simulator, gpu=self.card, calibration=calibration, sequences=self.limit.sequences
             )
         return simulator
 

@@ -1,6 +1,6 @@
 """A simulation of CUDA's caching allocator over a memory trace: the bytes it reserves, and if they fit in a limit.
 
-Rules and constants are those of torch's c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp. Sizes are
+Rules and constants are from torch's c10/core/AllocatorConfig.h and c10/cuda/CUDACachingAllocator.cpp. Sizes are
 rounded up to 512 bytes. Blocks of up to 1 MiB come from segments of 2 MiB, below 10 MiB from segments of 20 MiB; a
 larger block gets a separate segment, rounded up to 2 MiB. The allocator splits the smallest free block that fits,
 merges free neighbours, and releases entirely free segments at the limit.
@@ -12,8 +12,8 @@ docs/accuracy.md).
 With expandable segments each pool is one range of addresses, to whose pages memory is mapped: 2 MiB for small
 blocks, 20 MiB for others. A block that no free block serves extends the mapped range.
 
-`torch.cuda.memory_allocated` adds the sizes of whole blocks: one above 1 MiB may carry a rest of up to 1 MiB, which is
-not split off (should_split and alloc_found_block in CUDACachingAllocator.cpp).
+`torch.cuda.memory_allocated` adds the sizes of blocks with the rests that are not split off, of up to 1 MiB in blocks
+above 1 MiB (should_split and alloc_found_block in CUDACachingAllocator.cpp).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SegmentBlock:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if the block is a whole segment."""
+        """Return True if the block is all of a segment."""
         return self.before is None and self.after is None
 
     @property
@@ -268,10 +268,10 @@ class Requests(Record, kw_only=False):
     start: list[int]  # before the first step
     first: list[int]  # the first step, which lays down gradients that stay and the optimizer state
     step: list[int]  # each further step
-    renamed: dict[int, int]  # the blocks that a variable of the loop refers to, by those of the step before
+    renamed: dict[int, int]  # blocks that a variable of the loop refers to -> the same of the step before
 
     def of_sizes(self, sizes: list[int]) -> Requests:
-        """Return the same requests with other sizes of the blocks, without those of 0 bytes."""
+        """Return the same requests with other sizes of the blocks, without blocks of 0 bytes."""
         requests = [self.start, self.first, self.step]
         if not all(sizes[number] for numbers in requests for number in numbers if number >= 0):
             requests = [[number for number in numbers if sizes[max(number, ~number)]] for numbers in requests]
@@ -346,8 +346,8 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
     A run moves the parameters to the device in the order of the model. The first optimizer step creates the state
     of every parameter before it updates any. Gradients that exist before a step of the trace are laid down by a
     backward pass before it, each when backward reaches its module. The workspaces, given by their phases, are
-    laid down by the first matrix product there, and stay: they may split a free block that a later step needs whole.
-    What a variable of the loop refers to is allocated in each step while that of the step before still exists.
+    laid down by the first matrix product there, and stay: they may split a free block that a later step needs.
+    What a variable of the loop refers to is allocated in each step while the block of the step before still exists.
     """
     trace, blocks, places = layout.trace, [kind.block for kind in layout.trace.kinds], layout.places
     held = [blocks[kind] for kind in trace.held]
@@ -357,12 +357,12 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
     # Dictionaries instead of ordered sets.
     gradients = dict.fromkeys(n for n, block in enumerate(held) if block.part == "gradients" and not block.variable)
     previous = dict.fromkeys(number for number, block in enumerate(held) if block.variable)
-    kept = dict.fromkeys(number for _, number in step if number >= 0 and made_by[number].variable)
+    referred = dict.fromkeys(number for _, number in step if number >= 0 and made_by[number].variable)
     later = {*gradients, *state, *previous}
     passes = [(places[event], number) for event, number in step if places[event][0] != OPTIMIZER]
     micro_batch = [number for _, number in passes]
     update = [number for event, number in step if places[event][0] == OPTIMIZER]
-    update += [number for number in _left(number for _, number in step) if ~number not in kept]
+    update += [number for number in _left(number for _, number in step) if ~number not in referred]
     freed = {~number for _, number in step if number < 0}
     repeated = [number for number in gradients if number in freed]  # in each step
     # FSDP without a reduction in each micro-batch: only the last one has blocks of reduced gradients.
@@ -381,8 +381,8 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
         *update,
     ]
     numbered = list(enumerate(workspaces, len(held) + len(trace.changes)))
-    for number, phase in reversed(numbered):  # so that those of one phase follow its product in their order
-        products = (n for place, n in passes if n >= 0 and place[0] == phase and place[2] in MATRICES)
+    for number, phase in reversed(numbered):  # so that workspaces of one phase follow its product in their order
+        products = (n for where, n in passes if n >= 0 and where[0] == phase and where[2] in MATRICES)
         product = next(products, None)
         first.insert(0 if product is None else first.index(product) + 1, number)
     streams = [made_by[number].stream if number in made_by else "" for number in range(len(held) + len(trace.changes))]
@@ -392,7 +392,7 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
         start=[number for number in range(len(held)) if number not in later],
         first=first,
         step=[*(laying(repeated) if repeated else ()), *micro_batch, *update],
-        renamed=dict(zip(kept, previous, strict=True)),
+        renamed=dict(zip(referred, previous, strict=True)),
     )
 
 

@@ -1,7 +1,7 @@
-"""The trace of a deep model from that of a shallow one, and the trace of a step in another training loop.
+"""Trace a deep model from a shallow one, and a step in another training loop.
 
 `tracing.repeat` says which layers may be equal. Only numbers are repeated: a kind of block, or a place, is known by its
-layer and by what it has in common with those of other layers.
+layer and by what all layers have in common.
 """
 
 from __future__ import annotations
@@ -40,48 +40,50 @@ _Run = tuple[Unit | None, range, list[int]]  # of events: their unit, how far it
 
 
 def with_copies(trace: MemoryTrace, path: str, copies: Copies) -> MemoryTrace:
-    """Return the trace of a model with copies of the layers at `path`, from that of few layers."""
+    """Return the trace of a model with copies of the layers at `path`, from a trace of few layers."""
     return _Repetition(trace, path, copies).trace()
 
 
 class _Repetition:
-    def __init__(self, few: MemoryTrace, path: str, copies: Copies) -> None:
-        self.few, self.copies, self.ranges = few, copies, dict(copies)
+    def __init__(self, shallow: MemoryTrace, path: str, copies: Copies) -> None:
+        self.shallow, self.copies, self.ranges = shallow, copies, dict(copies)
         self.prefix, self.around = f"{path}.", path.rpartition(".")[0]
-        self.rows = list(few.kinds)
+        self.rows = list(shallow.kinds)
         self.grown: dict[tuple[int, int], tuple[int, int]] = {}  # bytes and elements of stacks, with few layers and all
         self.split = cache(self._split)  # a trace repeats few paths many times
 
     def trace(self) -> MemoryTrace:
         """Return the trace with all copies."""
-        few, changes = self.few, self._with_all_norms()
+        shallow, changes = self.shallow, self._with_all_norms()
         origins = [(row.block.path, (row.block[0], row.block[2:], row[1:])) for row in self.rows]
-        kind, kinds = self._numbered(origins, lambda path, origin: Kind(Block(origin[0], path, *origin[1]), *origin[2]))
-        pairs = [(path, (phase, operator)) for phase, path, operator in few.places]
-        place, places = self._numbered(pairs, lambda path, pair: (pair[0], path, pair[1]))
+        moved_kind, kinds = self._numbered(
+            origins, lambda path, origin: Kind(Block(origin[0], path, *origin[1]), *origin[2])
+        )
+        pairs = [(path, (phase, operator)) for phase, path, operator in shallow.places]
+        moved_place, places = self._numbered(pairs, lambda path, pair: (pair[0], path, pair[1]))
         held: list[int] = []
-        for unit, run in groupby(few.held, key=lambda number: self.unit(self.rows[number].block.path)):
+        for unit, run in groupby(shallow.held, key=lambda number: self.unit(self.rows[number].block.path)):
             numbers = list(run)  # in the order of the full model, layer after layer
             for layers in self.shifts(unit):
-                held += [kind(number, layers) for number in numbers]
+                held += [moved_kind(number, layers) for number in numbers]
         repeated: list[int] = []
         place_of: list[int] = []
         left_bytes = 0  # by the copies
         for unit, moved, numbers in self._runs(changes):
-            ran = [(change, max(change, ~change), few.place_of[n]) for n in numbers for change in [changes[n]]]
+            ran = [(change, max(change, ~change), shallow.place_of[n]) for n in numbers for change in [changes[n]]]
             spans = [self._span(number, unit, moved) for _, number, _ in ran]
             for layers in moved:
                 for (change, number, at), (low, high) in zip(ran, spans, strict=True):
-                    there = kind(number, min(max(layers, low), high))
+                    there = moved_kind(number, min(max(layers, low), high))
                     repeated.append(there if change >= 0 else ~there)
-                    place_of.append(place(at, layers))
+                    place_of.append(moved_place(at, layers))
             sizes = (self.rows[number].size_bytes * (1 if change >= 0 else -1) for change, number, _ in ran)
             left_bytes += (len(moved) - 1) * sum(sizes)
         if left_bytes:
-            here = [kind(change, 0) if change >= 0 else ~kind(~change, 0) for change in changes]
+            here = [moved_kind(change, 0) if change >= 0 else ~moved_kind(~change, 0) for change in changes]
             repeated, place_of = _with_all_frees(here, repeated, place_of)
-        calls = [(copy, slope) for call, slope in few.calls for copy in self._calls(call)]
-        return replace(few, kinds=kinds, held=held, changes=repeated, places=places, place_of=place_of, calls=calls,
+        calls = [(copy, slope) for call, slope in shallow.calls for copy in self._calls(call)]
+        return replace(shallow, kinds=kinds, held=held, changes=repeated, places=places, place_of=place_of, calls=calls,
                        other_held=held, other_changes=repeated)  # fmt: skip
 
     def _numbered(
@@ -132,20 +134,20 @@ class _Repetition:
         return first, last
 
     def _runs(self, changes: list[int]) -> Iterator[_Run]:
-        for _, start, stop in self.few.layout.phases:
+        for _, start, stop in self.shallow.layout.phases:
             before = None
             for unit, run in groupby(self._with_units(changes, start, stop), key=itemgetter(0)):
                 yield unit, self.shifts(unit, before), [number for _, number in run]
                 before = unit if unit is not None else before
 
     def _with_units(self, changes: list[int], start: int, stop: int) -> Iterator[tuple[Unit | None, int]]:
-        """Yield each event with its unit: the module's; outside the encoder the block's; else that of the event before.
+        """Yield each event with the unit of its module; outside the encoder of its block; else of the event before.
 
         A block without a unit that is freed outside all modules has none: autocast frees its weights in any order.
         """
         unit = None
         for number in range(start, stop):
-            change, path = changes[number], self.few.layout.places[number][1]
+            change, path = changes[number], self.shallow.layout.places[number][1]
             unit_here, is_outside = self.unit(path), path != self.around
             if unit_here is None and is_outside:
                 unit_here = self.unit(self.rows[max(change, ~change)].block.path)
@@ -156,15 +158,15 @@ class _Repetition:
             yield unit, number
 
     def _with_all_norms(self) -> list[int]:
-        """Return the changes; a stack of one number for each parameter, such as norms to clip, has those of copies too.
+        """Return the changes; a stack of a number for each parameter, such as norms to clip, grows with the copies.
 
-        So have DDP's buffers in one tensor, and the results of operators on either. Events of no bytes before it have
+        So do DDP's buffers in one tensor, and the results of operators on either. Events of no bytes before it name
         the parameters or buffers.
         """
         stacked: list[Block] = []
         numbers: dict[int, int] = {}
         repeated = []
-        for change in self.few.changes:
+        for change in self.shallow.changes:
             number = max(change, ~change)
             block, size = self.rows[number].block, self.rows[number].size_bytes
             if block.operator in (STACK, CAT) and not size:
@@ -208,7 +210,7 @@ def _with_all_frees(ran: list[int], changes: list[int], places: list[int]) -> tu
     times = [1 if change >= 0 else 1 + lacking.pop(~change, 0) for change in changes]
     return (
         [change for change, count in zip(changes, times, strict=True) for _ in range(count)],
-        [place for place, count in zip(places, times, strict=True) for _ in range(count)],
+        [number for number, count in zip(places, times, strict=True) for _ in range(count)],
     )
 
 
@@ -219,7 +221,7 @@ def ordered_frees(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
 
 
 def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
-    """Compare two traces, ignoring the order of consecutive frees and that of collectives."""
+    """Compare two traces, ignoring the order of consecutive frees and of collectives."""
     are_equal = sorted(one.state) == sorted(other.state) and sorted(one.collectives) == sorted(other.collectives)
     return are_equal and ordered_frees(one.events) == ordered_frees(other.events)
 
@@ -230,8 +232,8 @@ def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
 def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
     """Return the trace in the loop of the run, from one in which outputs and loss are freed as soon as possible.
 
-    The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. So
-    those of the step before are state, until then.
+    The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. Until
+    then the blocks of the step before are state.
     """
     kinds, places = list(trace.kinds), [*trace.places, (FORWARD, "", "")]
     waiting = [number for number in trace.held if kinds[number].block.part == "inputs"] * run_config.waiting_batches
@@ -279,9 +281,9 @@ def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
 def _return_of_forward(trace: MemoryTrace) -> int:
     """Return the number of the event at which forward returns: its mark, else its last allocation."""
     places = trace.layout.places
-    returns = [event for event, place in enumerate(places) if place[2] == RETURN]
+    returns = [event for event, where in enumerate(places) if where[2] == RETURN]
     returns = returns or [
-        event for event, place in enumerate(places) if place[0] == FORWARD and trace.changes[event] >= 0
+        event for event, where in enumerate(places) if where[0] == FORWARD and trace.changes[event] >= 0
     ]
     return (returns or [0])[-1]
 
@@ -289,7 +291,7 @@ def _return_of_forward(trace: MemoryTrace) -> int:
 def _with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
     """Return the step in which eager attention also saves the inputs of softmax, as torch before 1.11 does.
 
-    An input counts with the bytes of its output, that of log_softmax too; a step without eager attention, which
+    An input counts with the bytes of its output, for log_softmax too; a step without eager attention, which
     older versions do not have, stays as it is. Source: pull request pytorch/pytorch 65242.
     """
     blocks = [kind.block for kind in trace.kinds]
@@ -306,23 +308,23 @@ def _zeroed_between(trace: MemoryTrace) -> MemoryTrace:
     kinds, is_update = list(trace.kinds), [phase == OPTIMIZER for phase, _, _ in trace.places]
     left: list[int] = []  # the gradients that forward and backward leave
     changes, place_of = [], []
-    for change, place in zip(trace.changes, trace.place_of, strict=True):
+    for change, at in zip(trace.changes, trace.place_of, strict=True):
         number = max(change, ~change)
         if kinds[number].block.part == "gradients":
             if change >= 0:
                 left.append(number)
-            elif is_update[place]:
+            elif is_update[at]:
                 continue
             else:
                 left.remove(number)
         changes.append(change)
-        place_of.append(place)
-    previous: dict[int, int] = {}  # a gradient -> that of the step before
+        place_of.append(at)
+    previous: dict[int, int] = {}  # a gradient -> the one of the step before
     for number in dict.fromkeys(left):
         kind, previous[number] = kinds[number], len(kinds)
         kinds.append(kind._replace(block=kind.block._replace(variable=f"{PREVIOUS}gradient")))
         kinds[number] = kind._replace(block=kind.block._replace(variable="gradient"))
-    begun = next((event for event, place in enumerate(place_of) if trace.places[place][0] != FORWARD), len(changes))
+    begun = next((event for event, at in enumerate(place_of) if trace.places[at][0] != FORWARD), len(changes))
     held = [previous[number] for number in left]
     changes[begun:begun] = [~number for number in held]
     place_of[begun:begun] = [len(trace.places)] * len(held)

@@ -31,7 +31,7 @@ from bertscope.memory.ranks import (
 )
 from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
-from bertscope.memory.trace import FAR, SMALLEST, MemoryTrace
+from bertscope.memory.trace import LARGE_BATCH, SMALLEST, MemoryTrace
 from bertscope.reports.base import Note
 from bertscope.reports.memory import Memory, MemoryReport, Variant
 from bertscope.settings.run_config import FREED, RunConfig
@@ -46,7 +46,7 @@ from bertscope.tracing.module_tree import read, row_paths, subject, totals
 from bertscope.tracing.repeat import RAN, LayerStack, layer_stacks, shortened
 
 _KEPT_RUNS = 16
-# The peaks of compiled steps, in those of eager ones: measured, with one recomputation estimated (docs/memory.md).
+# The peaks of compiled steps by the peaks of eager ones: measured, with one recomputation estimated (docs/memory.md).
 _ENCODERS, _LOWEST, _HIGHEST = 10, 0.6, 1.1
 
 
@@ -72,7 +72,7 @@ class MemoryTraces:
             return self._whole(run_config)
         return self._finished(self._repeated(short, run_config, RAN), run_config)
 
-    def growth(self, run_config: RunConfig) -> MemoryTrace | None:
+    def scalable_trace(self, run_config: RunConfig) -> MemoryTrace | None:
         """Return the memory of a step as a function of the batch; None if its events change with the batch.
 
         With a loss of mini-batches it is a function of the examples after the first one. If layers may repeat, the run
@@ -82,14 +82,14 @@ class MemoryTraces:
         if run_config.compile:
             return None  # the batch decides inductor's program
         first = mini_batch(run_config.loss)
-        one, far = (replace(run_config, batch=first + batch, loop=FREED) for batch in (SMALLEST, FAR))
+        one, large = (replace(run_config, batch=first + batch, loop=FREED) for batch in (SMALLEST, LARGE_BATCH))
         scalable: MemoryTrace | None = None
         if self._repeats(run_config):
             longer = self._repeated(self._shallow(one, RAN), one, RAN, RAN + 1)
-            scalable = longer.growing(self._shallow(far, RAN + 1))
+            scalable = longer.with_slopes(self._shallow(large, RAN + 1))
             scalable = scalable and self._repeated(scalable, run_config, RAN + 1)
         if scalable is None:
-            scalable = self.freed(one).growing(self.freed(far))
+            scalable = self.freed(one).with_slopes(self.freed(large))
         return scalable and self._finished(scalable, run_config)
 
     def inputs(self, run_config: RunConfig) -> Any:
@@ -125,7 +125,7 @@ class MemoryTraces:
         return stacks if runs_twice else ()
 
     def _shallow(self, run_config: RunConfig, units: int) -> MemoryTrace:
-        """Return the trace of a model of which each run of equal layers has at most so many units.
+        """Return the trace of a model of which each run of equal layers has at most that many units.
 
         Nothing outlives its use in it.
         """
@@ -200,7 +200,7 @@ def module_memory(
 def module_trace(
     module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None, layer_path: str = ""
 ) -> MemoryTrace:
-    """Return the trace of a step of any module, of one rank of a job; `layer_path` is that of its layers.
+    """Return the trace of a step of any module, of one rank of a job; its layers are at `layer_path`.
 
     Nothing outlives its use in it; `in_loop` adds what does. A note says which modules are compiled unless the run says
     it, and why a step that torch does not compile on fake tensors is eager.

@@ -88,9 +88,9 @@ def fake_run(step: ModelStep) -> MemoryTrace:
 
 def block_of(log: RunLog, number: int, part: str, variable: str = "", stream: str = "") -> Block:
     """Return the origin of a block of a log."""
-    made = log.blocks[number]
-    is_recomputed = log.events[made.born].position.recomputation > 0
-    return Block(part, made.owner, log.operator(made.call), made.shape, made.dtype, is_recomputed, variable, stream)
+    row = log.blocks[number]
+    is_recomputed = log.events[row.born].position.recomputation > 0
+    return Block(part, row.owner, log.operator(row.call), row.shape, row.dtype, is_recomputed, variable, stream)
 
 
 def events_of(log: RunLog, numbers: Iterable[int], block: Callable[[int], Block]) -> Iterator[MemoryEvent]:
@@ -112,7 +112,7 @@ class StepLog(RunLog):
     marks: list[tuple[int, MemoryEvent]] = field(default_factory=list)  # events of no bytes, before that event
     collectives: list[Collective] = field(default_factory=list)
     variables: dict[int, str] = field(default_factory=dict)  # of the loop that refer to blocks
-    streams: dict[int, str] = field(default_factory=dict)  # of blocks in another one than that of computation
+    streams: dict[int, str] = field(default_factory=dict)  # of blocks in another stream than computation
     origins: dict[int, Block] = field(default_factory=dict)
 
     def hold(self, block: Block, size: int) -> int:
@@ -125,7 +125,7 @@ class StepLog(RunLog):
     def alive(self) -> list[int]:
         """Return the blocks that were allocated and not freed since the first step began."""
         held = set(self.held)
-        return [number for number, made in enumerate(self.blocks) if made.freed < 0 and number not in held]
+        return [number for number, row in enumerate(self.blocks) if row.freed < 0 and number not in held]
 
     def end_forward(self) -> None:
         """Mark every allocated block as saved for backward."""
@@ -151,10 +151,10 @@ class StepLog(RunLog):
     def block(self, number: int) -> Block:
         """Return the origin of a block: one that is freed after the recomputation that allocated it is saved."""
         if number not in self.origins:
-            made = self.blocks[number]
-            ended = self.events[made.freed].position.recomputation if made.freed >= 0 else None
-            is_saved = self.events[made.born].position.recomputation not in (0, ended) and ended is not None
-            part = made.part or (_SAVED if is_saved else _TEMPORARY)
+            row = self.blocks[number]
+            ended = self.events[row.freed].position.recomputation if row.freed >= 0 else None
+            is_saved = self.events[row.born].position.recomputation not in (0, ended) and ended is not None
+            part = row.part or (_SAVED if is_saved else _TEMPORARY)
             self.origins[number] = block_of(
                 self, number, part, self.variables.get(number, ""), self.streams.get(number, "")
             )
@@ -258,7 +258,7 @@ class StepRecorder(Recorder):
     def _watch_phases(self, stack: ExitStack) -> None:
         def updating(*_: Any) -> None:
             if self.is_recording:
-                paths = [path for path, own in self.step.model.named_parameters() if own.grad is not None]
+                paths = [path for path, param in self.step.model.named_parameters() if param.grad is not None]
                 self.log.mark(self.position()._replace(path=""), UPDATE, paths, [1] * len(paths))
 
         row = self.step.run_config.parallelism.row
@@ -329,12 +329,12 @@ class StepRecorder(Recorder):
                 return None
             key = storage_key(tensor)
             number = self.numbers.get(key, -1)
-            made = (self.log.block(number), self.log.blocks[number].size_bytes) if number in self.living else None
+            known = (self.log.block(number), self.log.blocks[number].size_bytes) if number in self.living else None
             layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
-            return layout, seen.setdefault(key, len(seen)), made
+            return layout, seen.setdefault(key, len(seen)), known
 
         params = self.step.model.named_parameters()
-        return chosen, torch.get_num_threads(), tuple((path, kind(own), kind(own.grad)) for path, own in params)
+        return chosen, torch.get_num_threads(), tuple((path, kind(param), kind(param.grad)) for path, param in params)
 
     def assigned(self, name: str, value: Any, number: int = 0) -> None:
         """Note the blocks that a variable of the loop refers to; an output may have a graph that no backward frees."""
@@ -383,25 +383,25 @@ class StepRecorder(Recorder):
                 self._follow(number, tensor.untyped_storage())
 
     def _note_collective(self, kind: str, name: str, args: Any, tree: Any) -> None:
-        """Record a collective of these arguments, and mark the blocks of the tensors in `tree`, its own ones.
+        """Record a collective of these arguments, and mark the blocks of the tensors in `tree`.
 
-        FSDP2 allocates the result of each in another stream than that of computation (foreach_all_gather and
+        FSDP2 allocates the result of each in another stream than computation (foreach_all_gather and
         foreach_reduce of _fsdp_collectives.py).
         """
-        given = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-        size = max((leaf.nbytes for leaf in given), default=0)
+        leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        size = max((leaf.nbytes for leaf in leaves), default=0)
         path = self.tracker.path() if self.gathered is None else self.gathered
         group = process_group(args)
         self.log.collectives.append(Collective(self.phase, kind, path, size, group.size() if group else 1))
-        for leaf in given:
+        for leaf in leaves:
             number = self.numbers.get(storage_key(leaf), -1)
             if number in self.living and not self.log.blocks[number].part:
                 self.log.blocks[number].part = "communication"
                 is_own = name == _GATHER or (name == _REDUCE and leaf.nbytes < size)
                 self.log.streams[number] = name if is_own else ""
 
-    def _random_state(self, given: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        watched = super()._random_state(given)
+    def _random_state(self, state_of: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        watched = super()._random_state(state_of)
 
         def referred() -> torch.Tensor:
             """Return the state, which the output keeps: a layer that reentrant checkpointing runs without gradients."""

@@ -1,6 +1,6 @@
 """`fit`: the largest batch that fits under a limit, for each variant of a run.
 
-The growth of the memory with the batch gives every peak, and on CUDA the requests that the simulated allocator serves.
+A trace with slopes gives every peak, and on CUDA the requests that the simulated allocator serves.
 A step whose events change with the batch is traced at each batch that the search tries.
 """
 
@@ -73,9 +73,9 @@ def fit_report(
     head = HEADS.get(simulator.source.architecture or "") if batch and tries_other_head else None
     other = simulator.with_options(architecture=head.other) if head and head.other else None
     rows = []
-    for asked in run_configs:
-        progress(f"{asked.checkpointing}, {asked.precision}, seq {asked.seq}")
-        run_config = on_card(asked, simulator.card)
+    for variant in run_configs:
+        progress(f"{variant.checkpointing}, {variant.precision}, seq {variant.seq}")
+        run_config = on_card(variant, simulator.card)
         row = fit_row(simulator, run_config, batch, is_exact=is_exact)
         if row.batch:
             row = replace(row, cost=simulator.timed(row.cost, replace(run_config, batch=row.batch)))
@@ -138,10 +138,10 @@ def fewest_report(
                 break
         fewest.sort(key=itemgetter(0))
         with stage(f"all ranks, seq {seq}"):
-            for place, (number, ranks) in enumerate(fewest):
+            for position, (number, ranks) in enumerate(fewest):
                 is_short = number == len(world_sizes)
                 size = world_sizes[number - is_short]
-                tried = [on(run, ranks, size) for run in ([leanest] if place or is_short else runs)]
+                tried = [on(run, ranks, size) for run in ([leanest] if position or is_short else runs)]
                 report = fit_report(simulator, tried, batch=tried[0].batch, tries_other_head=False)
                 rows.append(report.rows[0])
     run = replace(report.run, parallelism=ONE_PROCESS)
@@ -168,8 +168,8 @@ def _expected(simulator: Simulator, on: Callable[[int], RunConfig], world_sizes:
     on more ranks.
     """
     pair = on(2)
-    growth = simulator.growth(pair)
-    if growth is None:
+    scalable = simulator.scalable_trace(pair)
+    if scalable is None:
         return 0
     trace = simulator.trace(pair)
     index = next(moment.index for moment in trace.peaks() if moment.live_bytes == trace.peak_bytes)
@@ -181,7 +181,7 @@ def _expected(simulator: Simulator, on: Callable[[int], RunConfig], world_sizes:
 
     def fits(size: int) -> bool:
         run_config = on(size)
-        peak_bytes = growth.scaled(run_config.batch).peak_bytes
+        peak_bytes = scalable.scaled(run_config.batch).peak_bytes
         return peak_bytes - divided * (1 - share(run_config) / share(pair)) <= limit
 
     return min(bisect_left(world_sizes, True, key=fits), len(world_sizes) - 1)

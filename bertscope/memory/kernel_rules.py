@@ -57,7 +57,7 @@ def layer_norm_bytes(width: int, rows: int, itemsize: int, copied: int) -> int:
     """Return the bytes of the partial sums of weight and bias, and of copies: many rows are summed in blocks of 32.
 
     Source: LaunchGammaBetaBackwardCUDAKernel of layer_norm_kernel.cu. It sums so only if the width is small for the
-    card; its number of processors is not known here.
+    GPU; its number of processors is not known here.
     """
     if rows <= 2**16:
         return copied
@@ -214,7 +214,7 @@ def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] |
     """Return the bytes of cuBLAS's workspaces: one for the thread of forward, and in training one for backward's.
 
     A linear layer with a bias, which runs in cuBLASLt, has a further one. Before torch 2.0 they are outside the
-    allocator. Without a compute capability it is that of this machine's GPU, or one below 9.
+    allocator. Without a compute capability this machine's GPU counts, or one below 9.
     """
     if compute_capability is None and may_have_cuda():
         from bertscope.torch_access import torch
@@ -244,8 +244,8 @@ def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], 
     lt = lt_bytes(run_config)
     blas = workspaces - lt
     backward = blas // 2 if run_config.mode == "training" else 0
-    found = ((FORWARD, blas - backward), (FORWARD, lt), (BACKWARD, backward))
-    return tuple((phase, size) for phase, size in found if size)
+    by_phase = ((FORWARD, blas - backward), (FORWARD, lt), (BACKWARD, backward))
+    return tuple((phase, size) for phase, size in by_phase if size)
 
 
 class Overhead(Record, kw_only=False):
@@ -279,8 +279,8 @@ def overhead(run_config: RunConfig, context_bytes: int | None, known: Gpu | None
     return Overhead(workspaces, context_of(known))
 
 
-def context_of(card: Gpu | None) -> ByteRange:
+def context_of(gpu: Gpu | None) -> ByteRange:
     """Return the CUDA context of a GPU; without a known one the range over all GPUs."""
-    is_known = card is not None and card.context_high_bytes
-    low, high = (card.context_low_bytes, card.context_high_bytes) if card and is_known else CONTEXT_BYTES
+    is_known = gpu is not None and gpu.context_high_bytes
+    low, high = (gpu.context_low_bytes, gpu.context_high_bytes) if gpu and is_known else CONTEXT_BYTES
     return ByteRange(low_bytes=low, high_bytes=high)

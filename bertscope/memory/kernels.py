@@ -59,7 +59,7 @@ def cpu_scratch(operator: Any, args: Any) -> int | Scratch:
     if name in _ELEMENTWISE:
         return _promoted_bytes(args)
     if name in MATRICES:
-        return _product_scratch(*(args[place] for place in MATRICES[name]))
+        return _product_scratch(*(args[position] for position in MATRICES[name]))
     if operator in (aten.mean.dim, aten.mean.default):
         # The CPU computes a mean of 16-bit values from a copy in fp32.
         return 4 * args[0].numel() if args[0].dtype in _HALF else 0
@@ -114,7 +114,7 @@ def _attention_backward_bytes(gradient: torch.Tensor, query: torch.Tensor, key: 
     """Return the bytes of the scores and of their gradients of each thread, of a row of sums, and of a copy.
 
     The gradient is copied if its heads do not lie side by side. In 16 bits, oneDNN may compute the products that add
-    to the gradients of query, key and value, with a factor of 4 bytes. The sums and oneDNN's scratchpad are those of
+    to the gradients of query, key and value, with a factor of 4 bytes. The sums and oneDNN's scratchpad are of
     one thread, as torch's profiler sees no other. Source: cpu_flash_attention_backward, as above.
     """
     (queries, keys), width = _attention_block(query, key), query.shape[-1]
@@ -172,8 +172,8 @@ def _product_scratch(left: torch.Tensor, right: torch.Tensor) -> int | Scratch:
 def is_read_by_blas(matrix: torch.Tensor) -> bool:
     """Return False for a matrix whose rows or columns BLAS cannot read, such as the expanded gradient of a sum.
 
-    It is copied: on a CPU one matrix of a batch after the other, on CUDA the whole batch. Sources: addmm_impl_cpu_ and
-    bmm_out_or_baddbmm_ of LinearAlgebra.cpp; prepare_matrix_for_cublas of cuda/Blas.cpp.
+    It is copied: on a CPU one matrix of a batch after the other, on CUDA the batch at once. Sources: addmm_impl_cpu_
+    and bmm_out_or_baddbmm_ of LinearAlgebra.cpp; prepare_matrix_for_cublas of cuda/Blas.cpp.
     """
     (rows, columns), (row, column) = matrix.shape[-2:], matrix.stride()[-2:]
     return (column == 1 and row >= max(1, columns)) or (row == 1 and column >= max(1, rows))
@@ -183,7 +183,7 @@ def is_read_by_blas(matrix: torch.Tensor) -> bool:
 
 
 def kernel_for(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, asked: str = "auto"
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, wanted: str = "auto"
 ) -> str:
     """Return the kernel that torch chooses on CUDA (sm80 and later), or the one asked for, but cudnn only if it can.
 
@@ -191,14 +191,14 @@ def kernel_for(
     """
     dtype, width, is_half = query.dtype, query.shape[-1], query.dtype in _HALF
     trains_mask = mask is not None and mask.requires_grad  # cuDNN's kernel has no gradient of a mask
-    if asked == "cudnn" and not (
+    if wanted == "cudnn" and not (
         is_half and width % _ALIGNMENT == 0 and width <= _MOST_CUDNN_WIDTH and not trains_mask
     ):
-        asked = "auto"
+        wanted = "auto"
     tensors = [tensor for tensor in (query, key, value, mask) if tensor is not None]
     # check_last_dim_stride_equals_1_dense of torch's sdp_utils_cpp.h, such as for T5's bias by heads
     is_strided = any(tensor.stride(-1) != 1 and tensor.shape[-1] != 1 for tensor in tensors)
-    if query.dim() != 4 or (is_strided and asked in ("auto", "cudnn")):
+    if query.dim() != 4 or (is_strided and wanted in ("auto", "cudnn")):
         return "math"
     has_mask, has_all_heads = mask is not None or width != value.shape[-1], query.shape[1] == key.shape[1]
     can_run = {  # in the order that torch prefers
@@ -206,12 +206,12 @@ def kernel_for(
         "efficient": (is_half or dtype == torch.float32) and width % (8 if is_half else 4) == 0 and has_all_heads,
         "math": True,
     }
-    if not can_run.get(asked, True):
+    if not can_run.get(wanted, True):
         raise SelectionError(
-            f"the {asked} kernel does not support {str(dtype).removeprefix('torch.')} with head size {width}"
+            f"the {wanted} kernel does not support {str(dtype).removeprefix('torch.')} with head size {width}"
             f"{' and a mask' if has_mask else ''}; use {name_of('sdpa_kernel')} auto"
         )
-    return asked if asked != "auto" else next(name for name, can in can_run.items() if can)
+    return wanted if wanted != "auto" else next(name for name, can in can_run.items() if can)
 
 
 def attention(chosen: Callable[[torch.dtype], str], device: str = "cpu") -> Callable[..., torch.Tensor]:
@@ -431,10 +431,10 @@ def _sums_of_queries(query: torch.Tensor) -> int:
 
 
 def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
-    """Return the temporary bytes that a CUDA kernel allocates; `card_threads` are those that the card runs at once."""
+    """Return the temporary bytes that a CUDA kernel allocates; `card_threads` run at once on the GPU."""
     name = operator_name(operator)
     if name in MATRICES:
-        return sum(int(args[place].nbytes) for place in MATRICES[name] if not is_read_by_blas(args[place]))
+        return sum(int(args[position].nbytes) for position in MATRICES[name] if not is_read_by_blas(args[position]))
     if name.startswith("_flash_attn"):
         return _flash_attn_scratch(name, args)
     if operator is torch.ops.aten.sum.dim_IntList and args[0].is_contiguous() and args[0].numel():
@@ -466,8 +466,8 @@ def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
 def resident_threads(run_config: RunConfig) -> int:
     """Return how many threads the GPU runs at once: the run's GPU, else this machine's, else an H100."""
     if not run_config.card_threads and may_have_cuda() and torch.cuda.is_available():
-        card = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return int(card.multi_processor_count * card.max_threads_per_multi_processor)
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return int(properties.multi_processor_count * properties.max_threads_per_multi_processor)
     return run_config.card_threads or MANY_THREADS
 
 

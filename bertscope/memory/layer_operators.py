@@ -1,4 +1,4 @@
-"""The matrix products of a layer, with what it costs to keep the output of each, or to compute it again."""
+"""The matrix products of a layer, with what it costs to save the output of each, or to recompute it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class _LayerRuns:
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the layer, and record its first call and its repetition."""
-        if self.first is not None and not in_backward():  # a later call, such as that of shared layers
+        if self.first is not None and not in_backward():  # a later call, such as of shared layers
             return forward(*args, **kwargs)
         recorder = Recorder(Device(), forward.__self__, keeps_args=True)  # type: ignore[attr-defined]  # a bound method
         recorder.hold("inputs", (("", tensor) for tensor in tensors((args, kwargs))))
@@ -131,11 +131,11 @@ class _LayerRuns:
             moved += bytes_moved(*row) if operator.again and not operator.flops else 0
             if number in overwritten:
                 lost.append(operator)
-        kept = [product for product in ran if product.flops and product.kept_bytes and product not in lost]
+        products = [product for product in ran if product.flops and product.kept_bytes and product not in lost]
         return LayerCosts(
             path=path,
             layer_paths=tuple(layers),
-            operators=tuple(replace(product, calls=calls[product.name]) for product in kept),
+            operators=tuple(replace(product, calls=calls[product.name]) for product in products),
             flops=sum(operator.flops for operator in ran),
             always_flops=sum(product.flops for product in lost if product.again),
             moved_bytes=moved,

@@ -1,9 +1,10 @@
 """The steps of an epoch for sequences of real lengths: their shapes, memory and FLOPs for each way to make batches.
 
-A step of few lengths runs on fake tensors. Between two of them a peak is that of the straight line, which is not below
-it: a peak grows with the length at most as a matrix of length x length does. FLOPs are those of the parabola through
-the three nearest lengths, exact for attention over whole sequences. A batch without padding needs the memory of as many
-tokens in sequences of equal length if attention saves no scores, so that a token needs no more in a longer sequence.
+A step of few lengths runs on fake tensors. Between two of them a peak is taken from the straight line, which is not
+below it: a peak grows with the length at most as a matrix of length x length does. FLOPs are taken from the parabola
+through the three nearest lengths, exact for attention over all tokens of a sequence. A batch without padding needs the
+memory of as many tokens in sequences of equal length if attention saves no scores, so that a token needs no more in a
+longer sequence.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ def traced_lengths(lengths: list[int]) -> list[int]:
     low, high = lengths[0], lengths[-1]
     parts = (low + (high - low) * number // (_MOST_TRACED - 1) for number in range(1, _MOST_TRACED - 1))
     between = (-(-length // _MULTIPLE) * _MULTIPLE for length in parts)
-    return lengths if len(lengths) <= _MOST_TRACED else sorted({low, high, *(own for own in between if own < high)})
+    return (
+        lengths
+        if len(lengths) <= _MOST_TRACED
+        else sorted({low, high, *(length for length in between if length < high)})
+    )
 
 
 @dataclass(frozen=True)
@@ -66,17 +71,17 @@ class Data:
     @cached_property
     def shuffled(self) -> list[int]:
         """Return the lengths in a random order, always the same."""
-        found = [length for length, count in self.counts.items() for _ in range(count)]
-        random.Random(0).shuffle(found)  # noqa: S311
-        return found
+        lengths = [length for length, count in self.counts.items() for _ in range(count)]
+        random.Random(0).shuffle(lengths)  # noqa: S311
+        return lengths
 
     def batchings(self, batch: int, unpadded: int, packed: int, padded: int) -> Iterator[Batching]:
-        """Yield the ways to make batches of so many sequences, and of so many tokens; 0 leaves a way out."""
+        """Yield the ways to make batches of that many sequences, and of that many tokens; 0 leaves a way out."""
         if batch:
             worst = (min(batch, self.total), self.longest)
             parts = (batch, self.total // batch), (self.total % batch, 1)
             sizes = {size: steps for size, steps in parts if size and steps}
-            yield Batching("fixed", {(size, self.longest): own for size, own in sizes.items()}, batch, worst)
+            yield Batching("fixed", {(size, self.longest): steps for size, steps in sizes.items()}, batch, worst)
             yield Batching("dynamic", dict(self._dynamic(sizes)), batch, worst)
             yield Batching("grouped", self._grouped(batch), batch, worst)
         if unpadded:
@@ -98,13 +103,13 @@ class Data:
 
     def most_unpadded(self, tokens: int) -> int:
         """Return the most sequences that never have more than `tokens` together."""
-        found = 0
+        sequences = 0
         for length in reversed(self.counts):
             taken = min(tokens // length, self.counts[length])
-            found, tokens = found + taken, tokens - taken * length
+            sequences, tokens = sequences + taken, tokens - taken * length
             if taken < self.counts[length]:
                 break
-        return found
+        return sequences
 
     def _even(self, tokens: int) -> StepShape:
         return -(-tokens // self.even), self.even
@@ -127,29 +132,29 @@ class Data:
         together = batch * max(min(self.total // (4 * batch), _MEGABATCHES), 1)
         shapes: Counter[StepShape] = Counter()
         for start in range(0, self.total, together):
-            own = sorted(self.shuffled[start : start + together], reverse=True)
-            shapes.update((min(batch, len(own) - first), own[first]) for first in range(0, len(own), batch))
+            group = sorted(self.shuffled[start : start + together], reverse=True)
+            shapes.update((min(batch, len(group) - first), group[first]) for first in range(0, len(group), batch))
         return shapes
 
     def _packed(self, tokens: int) -> Counter[StepShape]:
         """Return the batches of a random order, each filled until the next sequence does not fit."""
-        shapes, own = Counter[StepShape](), 0
+        shapes, filled = Counter[StepShape](), 0
         for length in self.shuffled:
-            if own + length > tokens:
-                shapes[self._even(own)] += 1
-                own = 0
-            own += length
-        shapes[self._even(own)] += 1
+            if filled + length > tokens:
+                shapes[self._even(filled)] += 1
+                filled = 0
+            filled += length
+        shapes[self._even(filled)] += 1
         return shapes
 
     def _by_tokens(self, tokens: int) -> Counter[StepShape]:
-        """Return the batches of all sequences, the longest first, padded to at most so many tokens."""
-        lengths, place = sorted(self.shuffled, reverse=True), 0
+        """Return the batches of all sequences, the longest first, padded to at most that many tokens."""
+        lengths, begun = sorted(self.shuffled, reverse=True), 0
         shapes: Counter[StepShape] = Counter()
-        while place < self.total:
-            size = min(tokens // lengths[place], self.total - place)
-            shapes[size, lengths[place]] += 1
-            place += size
+        while begun < self.total:
+            size = min(tokens // lengths[begun], self.total - begun)
+            shapes[size, lengths[begun]] += 1
+            begun += size
         return shapes
 
 
@@ -191,8 +196,8 @@ class LengthSteps:
     def peak(self, shape: StepShape) -> float:
         """Return the peak of a step with padding, in tensors."""
         batch, seq = max(shape[0], 2), shape[1]  # the step of one sequence would run at each length
-        place = bisect_left(self.traced, seq)
-        low, high = self.traced[max(place - 1, 0)], self.traced[place]
+        index = bisect_left(self.traced, seq)
+        low, high = self.traced[max(index - 1, 0)], self.traced[index]
         if high in (seq, low):
             return self._bytes(self.padded, batch, high)
         first, second = self._bytes(self.padded, batch, low), self._bytes(self.padded, batch, high)
@@ -202,35 +207,36 @@ class LengthSteps:
         """Return the FLOPs of one sequence."""
         near = sorted(self.traced, key=lambda traced: abs(traced - seq))[:3]
         return sum(
-            self._flops(own) * prod((seq - other) / (own - other) for other in near if other != own) for own in near
+            self._flops(length) * prod((seq - other) / (length - other) for other in near if other != length)
+            for length in near
         )
 
-    def row(self, found: Batching) -> LengthsRow:
+    def row(self, batching: Batching) -> LengthsRow:
         """Return what an epoch of these batches needs."""
-        is_padded, by_tokens = found.name not in ("unpadded", "packed"), found.name in ("packed", "tokens")
-        run, (batch, seq) = self.unpadded, found.worst or max(found.shapes, key=self.peak)
-        own: list[tuple[float, int]] = [(count, length) for length, count in self.data.counts.items()]
+        is_padded, by_tokens = batching.name not in ("unpadded", "packed"), batching.name in ("packed", "tokens")
+        run, (batch, seq) = self.unpadded, batching.worst or max(batching.shapes, key=self.peak)
+        counted: list[tuple[float, int]] = [(count, length) for length, count in self.data.counts.items()]
         if is_padded:
-            run, own = self.padded, [(count * size, length) for (size, length), count in found.shapes.items()]
+            run, counted = self.padded, [(count * size, length) for (size, length), count in batching.shapes.items()]
         peak = self.peak if is_padded else lambda shape: self._bytes(run, *shape)
-        worst, steps = replace(run, batch=batch, seq=seq), sum(found.shapes.values())
-        mean_bytes = round(sum(count * peak(shape) for shape, count in found.shapes.items()) / steps)
+        worst, steps = replace(run, batch=batch, seq=seq), sum(batching.shapes.values())
+        mean_bytes = round(sum(count * peak(shape) for shape, count in batching.shapes.items()) / steps)
         row = LengthsRow(
-            name=found.name,
-            batch=0 if by_tokens else found.size,
-            tokens_per_batch=found.size * by_tokens,
+            name=batching.name,
+            batch=0 if by_tokens else batching.size,
+            tokens_per_batch=batching.size * by_tokens,
             batches=round(steps),
-            padding=1 - self.data.tokens / sum(count * length for count, length in own),
+            padding=1 - self.data.tokens / sum(count * length for count, length in counted),
             expected_bytes=min(mean_bytes, self._bytes(run, batch, seq)),  # `peak` has two sequences at least
             worst_batch=batch,
             worst_seq=seq,
             cost=self.simulator.cost(worst, **self.without_limit),
-            epoch_flops=round(sum(count * self.flops(length) for count, length in own)),
+            epoch_flops=round(sum(count * self.flops(length) for count, length in counted)),
         )
         return replace(row, cost=replace(row.cost, time=self._time(row)))
 
     def _time(self, row: LengthsRow) -> StepTime | None:
-        """Return the time of an epoch: that of a step of mean length, by the FLOPs of both."""
+        """Return the time of an epoch: the time of a step of mean length, by the FLOPs of both."""
         mean = self.data.tokens / self.data.total / (1 - row.padding)
         seq = min(self.traced, key=lambda traced: abs(traced - mean))
         run = replace(self.padded, batch=max(round(self.data.total / row.batches), 1), seq=seq)

@@ -30,9 +30,9 @@ _LOSSES = ("label", "positions")  # in the names of inputs with which a class co
 def loop_script(source: ModelSource, run: RunConfig) -> str:
     """Return the loop of a run of a BERT as a script; raises SelectionError for a run that has no such script."""
     option = name_of("show_script")
-    others = {"world_size": run.parallelism.world_size > 1, "compile": run.compile,
+    refused = {"world_size": run.parallelism.world_size > 1, "compile": run.compile,
               "sdpa_kernel": run.sdpa_kernel != "auto"}  # fmt: skip
-    for name in filter(others.get, others):
+    for name in filter(refused.get, refused):
         raise SelectionError(f"{option} shows a loop without {name_of(name)}; leave one of them out")
     if run.loss != MODEL and run.loop == PLAIN:  # the outputs of its forward passes are variables of no plain code
         raise SelectionError(f"{option} shows a loss in a loop that frees outputs, such as {name_of('loop')} trainer")
@@ -119,12 +119,12 @@ class _Settled(ast.NodeTransformer):
 def _model(source: BertSource, run: RunConfig) -> tuple[list[str], list[str]]:
     """Return the lines that make the model and its batch, and the names of its inputs."""
     model, device = run_model(source, run), f"device={run.device!r}"
-    given = source.name if source.name in preset_paths() or source.path is None else str(source.path)
+    name_or_path = source.name if source.name in preset_paths() or source.path is None else str(source.path)
     options = {"architecture": source.architecture, "attention": source.config.attn_implementation,
                "add_pooling_layer": source.add_pooling_layer if source.architecture == "BertModel" else None,
                "lora": None if source.lora is None else str(source.lora)}  # fmt: skip
-    words = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
-    lines = [f"source = bertscope.load({given!r}{words}).for_run()"]
+    arguments = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+    lines = [f"source = bertscope.load({name_or_path!r}{arguments}).for_run()"]
     if not run.dropout:
         lines += ["source = source.without_dropout()"]
     lines += ['model = source.build(device="cpu")']
@@ -133,8 +133,8 @@ def _model(source: BertSource, run: RunConfig) -> tuple[list[str], list[str]]:
     if run.freeze:
         lines += [f"freeze(model, {run.freeze!r})"]
     for teacher in teachers(run.loss):
-        words = "" if teacher.bert_config is None else ", architecture='BertModel'"
-        loaded = f"bertscope.load({loss_parts(run.loss)[1]!r}{words})"
+        arguments = "" if teacher.bert_config is None else ", architecture='BertModel'"
+        loaded = f"bertscope.load({loss_parts(run.loss)[1]!r}{arguments})"
         lines += [f'model.teacher = losses.Teacher({loaded}.for_run().build(device="cpu"), model)']
     if not run.padding:
         base = "model.base_model.model" if source.lora else "model"
@@ -170,10 +170,10 @@ def _optimizer(run: RunConfig) -> list[str]:
     row = OPTIMIZERS.get(run.optimizer)
     if row is None or run.mode != TRAINING:
         return []
-    place = "torch.optim" if row.in_torch else "bertscope.memory.optimizers"
-    lines = [] if row.in_torch else [f"import {place}"]
+    module = "torch.optim" if row.in_torch else "bertscope.memory.optimizers"
+    lines = [] if row.in_torch else [f"import {module}"]
     arguments = "".join(f", {name}={value!r}" for name, value in {"lr": 1e-4, **run.optimizer_arguments}.items())
-    lines += [f"optimizer = {place}.{row.class_name}(model.parameters(){arguments})"]
+    lines += [f"optimizer = {module}.{row.class_name}(model.parameters(){arguments})"]
     if run.grad_scaler:
         lines += [f"scaler = torch.amp.GradScaler({run.device!r})"]
     if run.ema:

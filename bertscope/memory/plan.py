@@ -1,10 +1,10 @@
-"""`plan`: the operators to keep for backward so that a step fits under a limit with the fewest FLOPs again.
+"""`plan`: the operators to save for backward so that a step fits under a limit at the lowest recompute cost.
 
 A layer may keep the output of each of its matrix products, or compute it again. The products are taken in the order of
 the FLOPs that a kept byte saves, layer by layer from the last one, until the memory is full: this meets the front of
 all sets of products (all 256 sets of a layer of BERT were tried), and layers that keep more than others fill what is
-left. The last layers keep more, since their backward pass comes first. A layer that is kept whole needs more bytes and
-saves no further FLOPs: the last one is where its recomputation would need the same memory at once, others where all
+left. The last layers keep more, since their backward pass comes first. A layer without recomputation needs more bytes
+and saves no further FLOPs: the last one is where its recomputation would need the same memory at once, others where all
 products are kept. Each plan that is shown was run on fake tensors.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bertscope.memory.layer_operators import LayerCosts
 
 # A product that some layers of a list keep and others do not makes a further kind of layer to run. After one of this
-# share of the layers' FLOPs, 1 % of those of a step, no further product fills what is left.
+# share of the layers' FLOPs, 1 % of the FLOPs of a step, no further product fills what is left.
 _FINE = 0.03
 _FINEST = 0.005
 _TRIED = 16  # plans that a search runs at most
@@ -55,28 +55,28 @@ class PlanSpace:
     @cached_property
     def products(self) -> tuple[tuple[LayerCosts, PlanOperator], ...]:
         """Return the products that would run again, those that save the most FLOPs for a byte first."""
-        found = [(own, product) for own in self.lists for product in own.operators if product.again]
-        return tuple(sorted(found, key=lambda item: (-item[1].flops / item[1].kept_bytes, -item[1].kept_bytes)))
+        again = [(costs, product) for costs in self.lists for product in costs.operators if product.again]
+        return tuple(sorted(again, key=lambda item: (-item[1].flops / item[1].kept_bytes, -item[1].kept_bytes)))
 
     @property
     def everything(self) -> Counts:
         """Return the plan that keeps all products."""
-        return tuple(own.recomputed for own, _ in self.products)
+        return tuple(costs.recomputed for costs, _ in self.products)
 
     def with_whole(self, count: int) -> PlanSpace:
-        """Return plans that keep the last layers whole, whose backward pass comes first; one of each list is not."""
-        found: list[LayerCosts] = []
-        for own in reversed(self.lists):
-            found.insert(0, replace(own, whole=min(count, own.layers - 1)))
-            count -= found[0].whole
-        return PlanSpace(tuple(found))
+        """Return plans that do not recompute the last layers, whose backward pass comes first; one of each list is."""
+        lists: list[LayerCosts] = []
+        for costs in reversed(self.lists):
+            lists.insert(0, replace(costs, whole=min(count, costs.layers - 1)))
+            count -= lists[0].whole
+        return PlanSpace(tuple(lists))
 
     def filled(self, room_bytes: int) -> Counts:
-        """Return the plan that keeps products of so many bytes."""
+        """Return the plan that keeps products of that many bytes."""
         counts = []
-        for own, product in self.products:
-            count = max(min(own.recomputed, room_bytes // product.kept_bytes), 0)
-            is_last = count < own.recomputed and product.flops <= _FINE * self.flops
+        for costs, product in self.products:
+            count = max(min(costs.recomputed, room_bytes // product.kept_bytes), 0)
+            is_last = count < costs.recomputed and product.flops <= _FINE * self.flops
             room_bytes = 0 if is_last else room_bytes - count * product.kept_bytes
             counts.append(count)
         return tuple(counts)
@@ -88,61 +88,61 @@ class PlanSpace:
     def flops_again(self, counts: Counts) -> int:
         """Return the FLOPs of matrix products of a forward and backward pass that run again."""
         pairs = zip(counts, self.products, strict=True)
-        always = sum(own.recomputed * own.always_flops for own in self.lists)
-        return always + sum((own.recomputed - count) * product.flops for count, (own, product) in pairs)
+        always = sum(costs.recomputed * costs.always_flops for costs in self.lists)
+        return always + sum((costs.recomputed - count) * product.flops for count, (costs, product) in pairs)
 
     @property
     def flops(self) -> int:
         """Return the FLOPs of the forward pass of all layers."""
-        return sum(own.layers * own.flops for own in self.lists)
+        return sum(costs.layers * costs.flops for costs in self.lists)
 
     @property
     def moved_bytes(self) -> int:
         """Return the bytes that the other operators move again."""
-        return sum(own.recomputed * own.moved_bytes for own in self.lists)
+        return sum(costs.recomputed * costs.moved_bytes for costs in self.lists)
 
     def leanest(self, flops: float) -> Counts:
-        """Return the plan with the fewest bytes that runs fewer FLOPs again; without one that of all products."""
+        """Return the plan with the fewest bytes and fewer recompute FLOPs; without one the plan of all products."""
         most = self.kept_bytes(self.everything)
         size = bisect_left(range(most), True, key=lambda size: self.flops_again(self.filled(size)) < flops)
         return self.filled(size)
 
     def next(self, counts: Counts) -> Counts:
-        """Return the plan with the fewest bytes more that runs fewer FLOPs again; the same if there is none."""
-        kept, flops = self.kept_bytes(counts), self.flops_again(counts)
+        """Return the plan with the fewest bytes more and fewer recompute FLOPs; the same if there is none."""
+        saved_bytes, flops = self.kept_bytes(counts), self.flops_again(counts)
         for size in sorted({product.kept_bytes for _, product in self.products}):
-            found = self.filled(kept + size)
-            if self.flops_again(found) < flops:
-                return found
+            plan = self.filled(saved_bytes + size)
+            if self.flops_again(plan) < flops:
+                return plan
         return self.everything if flops else counts
 
     def in_lists(self, counts: Counts) -> tuple[PlanList, ...]:
         """Return what each list of layers keeps; layers that keep the same are one item."""
-        found: list[PlanList] = []
-        for own in self.lists:
+        items: list[PlanList] = []
+        for costs in self.lists:
             pairs = zip(counts, self.products, strict=True)
-            first = {product: own.recomputed - count for count, (other, product) in pairs if other is own}
+            first = {product: costs.recomputed - count for count, (other, product) in pairs if other is costs}
             groups: dict[tuple[PlanOperator, ...], list[int]] = {}
-            for layer in range(own.recomputed):
-                kept = tuple(item for item in own.operators if item.again and layer >= first[item])
-                groups.setdefault(kept, []).append(layer)
-            is_numbered = own.layer_paths == tuple(f"{own.path}.{number}" for number in range(own.layers))
-            for kept, layers in groups.items():
-                again = tuple(item for item in own.operators if item.again and item not in kept)
-                item = PlanList(path=own.path, layers=own.layers, recomputed=tuple(layers), kept=kept, again=again)
-                found.append(item if is_numbered else replace(item, layer_paths=own.layer_paths))
-        return tuple(found)
+            for layer in range(costs.recomputed):
+                saved = tuple(item for item in costs.operators if item.again and layer >= first[item])
+                groups.setdefault(saved, []).append(layer)
+            is_numbered = costs.layer_paths == tuple(f"{costs.path}.{number}" for number in range(costs.layers))
+            for saved, layers in groups.items():
+                again = tuple(item for item in costs.operators if item.again and item not in saved)
+                item = PlanList(path=costs.path, layers=costs.layers, recomputed=tuple(layers), kept=saved, again=again)
+                items.append(item if is_numbered else replace(item, layer_paths=costs.layer_paths))
+        return tuple(items)
 
 
 def strategy_text(lists: Sequence[PlanList]) -> str:
     """Return the strategy of checkpointing that recomputes these layers so."""
     return kept_text(
         Kept(
-            path=own.path,
-            operators=frozenset(f"{product.name}.{product.number}" for product in own.kept),
-            layers=None if len(own.recomputed) == own.layers else frozenset(own.recomputed),
+            path=row.path,
+            operators=frozenset(f"{product.name}.{product.number}" for product in row.kept),
+            layers=None if len(row.recomputed) == row.layers else frozenset(row.recomputed),
         )
-        for own in lists
+        for row in lists
     )
 
 
@@ -180,7 +180,7 @@ class PlanSearch:
         if not self.space.products:
             raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
         # When the last layer is recomputed, all that it saves is there, as if it were kept whole.
-        most = sum(own.layers - 1 for own in self.space.lists)
+        most = sum(costs.layers - 1 for costs in self.space.lists)
         spaces = [self.space.with_whole(count) for count in (1, 0) if count <= most]
         starts = [(space, lean) for space in spaces if self.row(space, lean).answer == YES]
         for space in [] if starts else spaces:
@@ -197,7 +197,7 @@ class PlanSearch:
                 self._narrow(space, better)
         while (further := self._further()) is not None:
             self._narrow(*further)
-        if not any(own.again for own in self._best().lists):  # further layers kept whole move fewer bytes
+        if not any(costs.again for costs in self._best().lists):  # further layers kept whole move fewer bytes
             spaces = [self.space.with_whole(count) for count in range(most + 1)]
             largest(lambda count: self.row(spaces[count], spaces[count].everything).answer == YES, most)
         return self._timed(self._best())
@@ -205,28 +205,28 @@ class PlanSearch:
     @property
     def cheaper(self) -> PlanRow | None:
         """Return the next cheaper plan, which does not fit."""
-        found = (row for row in self.rows.values() if self._cost(row) < self._cost(self.answer))
-        return max(found, key=self._cost, default=None)
+        cheaper = (row for row in self.rows.values() if self._cost(row) < self._cost(self.answer))
+        return max(cheaper, key=self._cost, default=None)
 
     def rank(self, is_timed: bool) -> tuple[bool, bool, float, int]:
         """Return what makes the answer better, the smaller the better: no change, then the time or the share again."""
-        found = self.answer
-        cost = (_seconds(found) if is_timed else None) or found.recompute_share
-        return found.answer != YES, bool(self.changes), cost, len(self.changes)
+        answer = self.answer
+        cost = (_seconds(answer) if is_timed else None) or answer.recompute_share
+        return answer.answer != YES, bool(self.changes), cost, len(self.changes)
 
     def _beyond(self, space: PlanSpace, plan: Counts, number: int, most: float) -> Counts | None:
-        """Run a plan and those after it, so many in all, that need up to `most` times the memory.
+        """Run a plan and the next ones, `number` in all, that need up to `most` times the memory.
 
         Return the cheapest that fits. The allocator's free blocks may fit one of them, but no leaner one.
         """
-        found = None
+        fitting = None
         for _ in range(number):
             row = self.row(space, plan)
             if row.answer == NO or row.cost.gpu_bytes > most * self.simulator.usable_bytes:
                 break
-            found = plan if row.answer == YES else found
+            fitting = plan if row.answer == YES else fitting
             plan = space.next(plan)
-        return found
+        return fitting
 
     def _further(self) -> tuple[PlanSpace, Counts] | None:
         """Return a cheaper plan than the best one that fits, after one that does not; None if there is none near."""
@@ -247,16 +247,16 @@ class PlanSearch:
 
         A gap of at most _FINEST of the layers' FLOPs stays.
         """
-        flops, kept = space.flops_again, space.kept_bytes
-        least, top = -1, kept(space.everything) + 1  # FLOPs and bytes of a plan that does not fit
+        flops, saved_bytes = space.flops_again, space.kept_bytes
+        least, top = -1, saved_bytes(space.everything) + 1  # FLOPs and bytes of a plan that does not fit
         last = self.row(space, low)
         stride = 0  # how many plans to go on, where the last one fits and has the fewest bytes more than the one before
         for _ in range(_TRIED):
             free = self.simulator.usable_bytes - last.cost.gpu_bytes  # as if each kept byte were one at the peak
-            room = (kept(low) if last.answer == YES else top) + free
+            room = (saved_bytes(low) if last.answer == YES else top) + free
             if stride:
                 ahead = reduce(lambda plan, _: space.next(plan), range(stride), low)
-                room = (kept(low) + top) // 2 if least >= 0 else kept(ahead)
+                room = (saved_bytes(low) + top) // 2 if least >= 0 else saved_bytes(ahead)
             tried = space.filled(max(min(room, top - 1), 0)), space.next(low)
             between = next((plan for plan in tried if flops(low) > flops(plan) > least), None)
             if between is None or (least >= 0 and flops(low) - least <= _FINEST * space.flops):
@@ -266,7 +266,7 @@ class PlanSearch:
                 stride = 4 * stride or 2 if stride or between == tried[1] else 0
                 low = between
             else:
-                least, top = flops(between), kept(between)
+                least, top = flops(between), saved_bytes(between)
 
     def leaner(self) -> Iterator[PlanRow]:
         """Yield plans that need less, to the leanest: of all layers alike, and of all products that save as much."""
@@ -275,7 +275,7 @@ class PlanSearch:
         products = self.space.products
         rates = [product.flops / product.kept_bytes for _, product in products]
         ends = [number for number in range(1, len(rates)) if rates[number - 1] > rates[number]]
-        plans = [tuple(own.layers * (place < end) for place, (own, _) in enumerate(products)) for end in ends]
+        plans = [tuple(costs.layers * (number < end) for number, (costs, _) in enumerate(products)) for end in ends]
         above = (self.answer.cost.recompute_flops or 0) // self.run_config.accumulate
         leaner = [plan for plan in plans if self.space.flops_again(plan) > above][-_LEANER:]
         for plan in (*reversed(leaner), self.space.filled(0)):
@@ -284,7 +284,7 @@ class PlanSearch:
                 yield self._timed(row)
 
     def row(self, space: PlanSpace | None, counts: Counts) -> PlanRow:
-        """Return a plan with its memory; without a space that of the run without recomputation."""
+        """Return a plan with its memory; without a space the run without recomputation."""
         if (space, counts) in self.rows:
             return self.rows[space, counts]
         progress(f"plan {len(self.rows) + 1}")
@@ -319,30 +319,30 @@ def plan_report(
 ) -> PlanReport:
     """Return the plan with the least time of a step that fits under the simulator's limit.
 
-    Without measured times it has the fewest FLOPs again. `changed_run` returns the run with each of the `changes`; they
-    are tried if no run before them fits without recomputation, and are the answer if no run without them fits. With
-    `batch_total` the micro-batch is the largest one that needs none, else the smallest, or a larger one that takes less
-    time. Raises SelectionError for a model without products to keep, and for inference.
+    Without measured times it has the fewest recompute FLOPs. `changed_run` returns the run with each of the `changes`;
+    they are tried if no run before them fits without recomputation, and are the answer if no run without them fits.
+    With `batch_total` the micro-batch is the largest one that needs none, else the smallest, or a larger one that takes
+    less time. Raises SelectionError for a model without products to keep, and for inference.
     """
     searches: list[PlanSearch] = []
     notes: list[Note] = []
-    card, space_of = simulator.card, cache(_space)
-    for own in ({}, *changes):
+    gpu, space_of = simulator.card, cache(_space)
+    for change in ({}, *changes):
         try:
-            run = changed_run(own) if own and changed_run else first
-            other = simulator.with_options(lora=own["lora"]) if "lora" in own else simulator
-            searches.append(_sized(PlanSearch(other, on_card(run, card), space_of, own), batch_total))
+            run = changed_run(change) if change and changed_run else first
+            other = simulator.with_options(lora=change["lora"]) if "lora" in change else simulator
+            searches.append(_sized(PlanSearch(other, on_card(run, gpu), space_of, change), batch_total))
         except BertscopeError as error:
-            if not own:
+            if not change:
                 raise
-            notes.append(Note(key="plan_unchanged", values={"names": ", ".join(own), "why": Reason(error.marked)}))
+            notes.append(Note(key="plan_unchanged", values={"names": ", ".join(change), "why": Reason(error.marked)}))
         if searches[-1].plain.answer == YES:
             break
     fitting = [search.answer for search in searches if search.answer.answer == YES]
     is_timed = bool(fitting) and all(map(_seconds, fitting))
     best = min(searches, key=lambda search: search.rank(is_timed))
-    others = [search.answer for search in searches if search is not best]
-    rows = [best.answer, *best.leaner(), *others]
+    rest = [search.answer for search in searches if search is not best]
+    rows = [best.answer, *best.leaner(), *rest]
     if is_timed:
         rows.sort(key=lambda row: (row.answer != YES, bool(row.changes), _seconds(row) or 0.0))
     facts, most = simulator.facts(first), 0
@@ -351,9 +351,9 @@ def plan_report(
     return PlanReport(
         subject=replace(facts.subject, obtained="estimated"),
         units=facts.units,
-        run=on_card(first, card).changed(checkpointing=NONE),
+        run=on_card(first, gpu).changed(checkpointing=NONE),
         budget_bytes=simulator.limit_bytes or 0,
-        card=card,
+        card=gpu,
         batch_total=batch_total,
         objective=TIME if is_timed else FLOPS,
         rows=tuple(rows),
@@ -390,14 +390,14 @@ def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
             f"batch_total {total:,} is no product of a micro-batch and fewer than {int(most):,} of them"
         )
     runs = [replace(run, batch=size, accumulate=total // size) for size in sizes] or [run]
-    searches = [replace(search, run_config=own, rows={}) for own in runs]
-    number = next((number for number, own in enumerate(searches) if own.plain.answer == YES), len(searches) - 1)
-    found = searches[number]
-    for larger in reversed(searches[:number] if _seconds(found.answer) else []):
-        if larger.rank(is_timed=True) >= found.rank(is_timed=True):
+    searches = [replace(search, run_config=sized, rows={}) for sized in runs]
+    number = next((number for number, sized in enumerate(searches) if sized.plain.answer == YES), len(searches) - 1)
+    best = searches[number]
+    for larger in reversed(searches[:number] if _seconds(best.answer) else []):
+        if larger.rank(is_timed=True) >= best.rank(is_timed=True):
             break
-        found = larger
-    return found
+        best = larger
+    return best
 
 
 def _seconds(row: PlanRow) -> float | None:
@@ -411,9 +411,9 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
     A plan that was made with other versions runs again.
     """
     row, simulator, planned = report.rows[0], Simulator(source), report.subject
-    found = simulator.facts(report.run).subject
+    current = simulator.facts(report.run).subject
     for name in ("architecture", "attention", "config"):
-        pair = [getattr(subject, name) for subject in (planned, found)]
+        pair = [getattr(subject, name) for subject in (planned, current)]
         if all(isinstance(config, dict) for config in pair):
             keys = (key for key in pair[0] | pair[1] if pair[0].get(key) != pair[1].get(key))
             pair = [f"{key} {config.get(key)}" for key in islice(keys, 1) for config in pair] or ["", ""]
@@ -421,25 +421,26 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
             raise SelectionError(
                 f"the plan is for another {name}: {pair[0]}, and this model has {pair[1]}; make a plan for it"
             )
-    if (lora := row.changes.get("lora")) and not found.lora:
+    if (lora := row.changes.get("lora")) and not current.lora:
         raise SelectionError(f"the plan is for adapters: give them by {name_of('lora')} {lora}")
     versions = ("bertscope_version", "torch_version", "implementation")
-    if all(getattr(planned, name) == getattr(found, name) for name in versions):
+    if all(getattr(planned, name) == getattr(current, name) for name in versions):
         return
-    made = f"bertscope {planned.bertscope_version}, torch {planned.torch_version}"
+    planned_by = f"bertscope {planned.bertscope_version}, torch {planned.torch_version}"
     changed = {name: value for name, value in row.changes.items() if name != "lora"}
     run = replace(report.run, batch=row.batch, accumulate=row.accumulate).changed(**changed)
-    operators = {own.path: own.operators for own in _space(simulator, run).lists}
-    for own in row.lists:
-        names = {(item.name, item.number, item.module) for item in operators.get(own.path, ())}
-        for item in own.kept:
+    operators = {row_list.path: row_list.operators for row_list in _space(simulator, run).lists}
+    for row_list in row.lists:
+        names = {(item.name, item.number, item.module) for item in operators.get(row_list.path, ())}
+        for item in row_list.kept:
             if (item.name, item.number, item.module) not in names:
                 raise SelectionError(
-                    f"the plan was made by {made}, and now the layers of {own.path} call no {item.name}.{item.number} "
-                    f"in {item.module}; make it again"
+                    f"the plan was made by {planned_by}, and now the layers of {row_list.path} call no "
+                    f"{item.name}.{item.number} in {item.module}; make it again"
                 )
     peak = simulator.trace(run.changed(checkpointing=row.checkpointing)).peak_bytes
     if peak != row.peak_bytes:
         raise SelectionError(
-            f"the plan was made by {made} for a peak of {row.peak_bytes:,} bytes, which is {peak:,} now; make it again"
+            f"the plan was made by {planned_by} for a peak of {row.peak_bytes:,} bytes, which is {peak:,} now; make it "
+            "again"
         )

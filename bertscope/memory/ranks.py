@@ -2,8 +2,8 @@
 
 A strategy is applied to a model as a training script does it; torch does the work. In the one process collectives
 return at once, and this rank has its part of the model.
-All of a rank's step with ZeroRedundancyOptimizer, clipping included, is that of a rank without a parameter; its update
-is added. The parameters of one rank are in runs of equal ones, of which few are updated in place of many.
+With ZeroRedundancyOptimizer a rank's step, clipping included, is the step of a rank without a parameter; its update is
+added. The parameters of one rank are in runs of equal ones, of which few are updated instead of all.
 """
 
 import heapq
@@ -57,7 +57,7 @@ def rank_groups(model: nn.Module, parallelism: Parallelism, layer_path: str = ""
 
 
 def _runs(model: nn.Module, parallelism: Parallelism, layer_path: str) -> Iterator[tuple[int, int]]:
-    """Yield how many ranks follow each other with a share of so many parameters."""
+    """Yield how many ranks follow each other with a share of that many parameters."""
     size = dict(zip(parallelism.row.dimensions, parallelism.sizes, strict=True))
     tensor_ranks = size.get(TENSOR, 1)
     sharding = parallelism.world_size // parallelism.replicas // tensor_ranks
@@ -108,7 +108,7 @@ def zero_shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def zero_ranks(model: nn.Module, parallelism: Parallelism) -> Parallelism:
-    """Return a job with one rank more than there are trained parameters in place of a larger one.
+    """Return a job with one rank more than there are trained parameters instead of a larger one.
 
     All its ranks from that one on update nothing. torch's ZeroRedundancyOptimizer visits every rank.
     """
@@ -152,8 +152,8 @@ def layers_of(model: nn.Module, path: str) -> list[nn.Module]:
     """
     if path:
         return list(model.get_submodule(path).children())
-    whole = set(getattr(model, "_no_split_modules", None) or ())
-    modules = [*outermost(model, lambda module: type(module).__name__ in whole).values()]
+    undivided = set(getattr(model, "_no_split_modules", None) or ())
+    modules = [*outermost(model, lambda module: type(module).__name__ in undivided).values()]
     paths = () if modules else (layer for layers in layer_lists(model).values() for layer in layers)
     units = modules or map(model.get_submodule, paths)
     return [unit for unit in dict.fromkeys(units) if any(True for _ in unit.parameters())]
@@ -317,7 +317,7 @@ def _with_buckets(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _equal_parts(input: torch.Tensor, chunks: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
-    """Return the parts of torch.chunk, those of equal size first, and an empty one for each that it leaves out.
+    """Return the parts of torch.chunk, the ones of equal size first, and an empty one for each that it leaves out.
 
     All parts of equal size are one tensor, and so are the empty ones: FSDP divides each parameter by all ranks, which
     takes minutes for thousands of them.
@@ -349,11 +349,11 @@ def without_broadcasts(trace: MemoryTrace) -> MemoryTrace:
 
 
 def with_update(trace: MemoryTrace, params: Sequence[tuple[str, nn.Parameter]], run_config: RunConfig) -> MemoryTrace:
-    """Return the memory of a rank from that of an idle one; `params` are all of the model with their paths."""
+    """Return the memory of a rank from the memory of an idle one; `params` are all of the model with their paths."""
     ranks, rank = run_config.parallelism.world_size, run_config.parallelism.rank
     calls = [(call._replace(ranks=ranks), slope) for call, slope in trace.calls]
-    marks = {number for number, place in enumerate(trace.places) if place[2] == UPDATE}
-    at = next((number for number, place in enumerate(trace.place_of) if place in marks), None)
+    marks = {number for number, first_place in enumerate(trace.places) if first_place[2] == UPDATE}
+    at = next((number for number, first_place in enumerate(trace.place_of) if first_place in marks), None)
     if at is None:  # no optimizer step
         return replace(trace, calls=calls)
     trained = [(path, param) for path, param in params if param.requires_grad]
@@ -363,11 +363,11 @@ def with_update(trace: MemoryTrace, params: Sequence[tuple[str, nn.Parameter]], 
     with_gradient = {kind.block.path for kind in trace.kinds if kind.block.operator == UPDATE}
     kinds = [(param.shape, param.dtype, path in with_gradient) for path, param in updated]
     update = _renamed(_update(kinds, run_config), [path for path, _ in updated])
-    first, place = len(trace.kinds), len(trace.places)
+    first, first_place = len(trace.kinds), len(trace.places)
     held = [first + number for number in update.held if update.kinds[number].block.part == "optimizer_state"]
     changes, place_of = list(trace.changes), list(trace.place_of)
     changes[at:at] = [number + first if number >= 0 else number - first for number in update.changes]
-    place_of[at:at] = [place + number for number in update.place_of]
+    place_of[at:at] = [first_place + number for number in update.place_of]
     return replace(trace, kinds=trace.kinds + update.kinds, held=trace.held + held, changes=changes,
                    places=trace.places + update.places, place_of=place_of, calls=calls)  # fmt: skip
 

@@ -46,13 +46,16 @@ LARGEST_BATCH, _MOST_LINES = 2**20, 8
 _MULTIPLE = 8  # of which a rounded batch is one
 _LIMIT = ("card", "limit_bytes", "overhead", "margin", "timer")  # attributes of a simulator
 _SHOWN_BATCHES = (8, 32)
-_KEPT = 32  # traces of about 1 MiB: a search needs its last ones, and the next budget those of the same runs
+_KEPT = 32  # traces of about 1 MiB: a search needs its last ones, and the next budget the same runs
 
 
 # What is known of a run -> its form in the cache: to JSON data, and from it; computed by the method of MemoryTraces.
 _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "trace": (MemoryTrace.data, MemoryTrace.read),
-    "growth": (lambda found: found and found.data(), lambda data: None if data is None else MemoryTrace.read(data)),
+    "scalable_trace": (
+        lambda found: found and found.data(),
+        lambda data: None if data is None else MemoryTrace.read(data),
+    ),
     "flops": (int, lambda data: int(checked(data, NUMBER))),
     "facts": (asdict, ModelFacts.of),
 }
@@ -74,7 +77,7 @@ class Simulator:
         self.rows: Mapping[str, str] = {}  # of each module's path, once there is a limit
         self.others: dict[Any, Simulator] = {}  # of the same source with options
         self.trace = lru_cache(_KEPT)(self._trace)
-        self._grown = lru_cache(4 * _KEPT)(self._growth)
+        self._scalable = lru_cache(4 * _KEPT)(self._computed_scalable)
         self._known = lru_cache(4 * _KEPT)(self._saved)
         self._served = lru_cache(2 * _KEPT)(self._replayed)
 
@@ -85,11 +88,11 @@ class Simulator:
 
         `context_bytes` are instead of what is known of the GPU's context; a step that fits leaves the `margin` free.
         """
-        card = memory if isinstance(memory, Gpu) else None
+        gpu = memory if isinstance(memory, Gpu) else None
         return self._changed(
-            card=card,
+            card=gpu,
             limit_bytes=memory.memory_bytes if isinstance(memory, Gpu) else memory,
-            overhead=overhead(run_config, context_bytes, card),
+            overhead=overhead(run_config, context_bytes, gpu),
             rows=self.facts(run_config).rows,
             margin=margin,
         )
@@ -134,23 +137,23 @@ class Simulator:
 
     def is_kept(self, run_config: RunConfig, threads: int) -> bool:
         """Return True if the cache has all that a row of a sweep needs of a run."""
-        kind = "growth" if run_config.batch >= SMALLEST else "trace"
+        kind = "scalable_trace" if run_config.batch >= SMALLEST else "trace"
         needed = {"facts": _plain(run_config), kind: run_config, "flops": _counted(run_config)}
-        if kind == "growth":
+        if kind == "scalable_trace":
             needed[kind] = replace(run_config, batch=SMALLEST)
         return all(is_saved(name, self.source, run, threads) for name, run in needed.items())
 
     def _trace(self, run_config: RunConfig) -> MemoryTrace:
-        """Return the trace of a step; that of a user's own code is of this very batch.
+        """Return the trace of a step; a user's own code runs at this very batch.
 
         With mini-batches it is extrapolated in the examples after the first one; a CPU has a random state for each.
         """
         size = mini_batch(run_config.loss)
         batch = run_config.batch - size
         if not self.one_batch and batch >= SMALLEST and (run_config.device == CUDA or not size):
-            growing = self._grown(replace(run_config, batch=SMALLEST))
-            if growing is not None:
-                return growing.scaled(batch)
+            scalable = self._scalable(replace(run_config, batch=SMALLEST))
+            if scalable is not None:
+                return scalable.scaled(batch)
         trace: MemoryTrace = self._saved("trace", run_config)
         return trace
 
@@ -158,18 +161,18 @@ class Simulator:
         """Return what is in the cache, else what runs on fake tensors give; only these import torch."""
         return saved(kind, self.source, run_config, lambda: getattr(self.traces, kind)(run_config), *_FORMS[kind])
 
-    def growth(self, run_config: RunConfig) -> MemoryTrace | None:
-        """Return the trace from which those of all batches are scaled; None if its events change with the batch."""
-        return None if mini_batch(run_config.loss) else self._grown(replace(run_config, batch=SMALLEST))
+    def scalable_trace(self, run_config: RunConfig) -> MemoryTrace | None:
+        """Return the trace from which all batches are scaled; None if its events change with the batch."""
+        return None if mini_batch(run_config.loss) else self._scalable(replace(run_config, batch=SMALLEST))
 
-    def _growth(self, run_config: RunConfig) -> MemoryTrace | None:
+    def _computed_scalable(self, run_config: RunConfig) -> MemoryTrace | None:
         scalable: MemoryTrace | None = None
         with suppress(BertscopeError):  # of a model or shape that takes no other batch: each batch runs by itself
-            scalable = self._saved("growth", run_config)
+            scalable = self._saved("scalable_trace", run_config)
         return scalable
 
     def flops(self, run_config: RunConfig) -> int:
-        """Return the FLOPs of a step: with the model's own loss those of one sequence, times the batch."""
+        """Return the FLOPs of a step: with the model's own loss of one sequence, times the batch."""
         run = _counted(run_config)
         flops: int = self._known("flops", run)
         return run_config.batch // run.batch * flops
@@ -182,7 +185,7 @@ class Simulator:
     # ---- what a step costs ----
 
     def cost(self, run_config: RunConfig, known: StepCost | None = None, **fields: Any) -> StepCost:
-        """Return the cost of a step, under the limit if there is one; `known` is that of the same step without one."""
+        """Return the cost of a step, under the limit if there is one; `known` is its cost without a limit."""
         trace, limit, room = self.trace(run_config), self.limit_bytes, self.overhead
         rows = self.rows or self.facts(run_config).rows
         if limit is None:
@@ -261,13 +264,13 @@ class Simulator:
     def largest_by_bytes(self, run_config: RunConfig, limit_bytes: int | None = None) -> int:
         """Return the largest batch whose tensors are within a limit, by default may fit at all."""
         most = self.most_bytes if limit_bytes is None else limit_bytes
-        growth = self.growth(run_config)
+        scalable = self.scalable_trace(run_config)
 
         def traced_bytes(batch: int) -> int:
             return self.trace(replace(run_config, batch=batch)).peak_bytes
 
         def peak_bytes(batch: int) -> int:  # a batch of 1 is traced, and each batch of a user's own code
-            return growth.scaled(batch).peak_bytes if growth else traced_bytes(batch)
+            return scalable.scaled(batch).peak_bytes if scalable else traced_bytes(batch)
 
         return largest(lambda batch: traced_bytes(batch) <= most, near=near(peak_bytes, most))
 
@@ -301,7 +304,7 @@ class Simulator:
         return next(served, min(batch, 2 * _MULTIPLE))
 
     def largest_batch(self, run_config: RunConfig) -> int:
-        """Return the largest batch that fits and is smaller than that of the run, rounded."""
+        """Return the largest batch that fits and is smaller than the batch of the run, rounded."""
         known = self.scaling()
         most = min(known.largest_by_bytes(run_config), run_config.batch - 1)
         return known.multiple_below(run_config, known.largest_served(run_config, most))
@@ -323,12 +326,12 @@ class Simulator:
             memory = estimated(trace, run, facts.rows, self.card)
             cost = memory.cost if self.limit_bytes is None else self.cost(run, memory.cost)
             calls = traffic(trace.collectives, facts.rows, facts.buckets, run.parallelism, run.accumulate)
-            first, outlook = variants[0].cost if variants else None, None
+            first, break_even = variants[0].cost if variants else None, None
             if first and path and cost.peak_bytes >= first.peak_bytes:
-                outlook = self.break_even(runs[0], run)
+                break_even = self.break_even(runs[0], run)
             memory = replace(memory, cost=self.timed(cost, run))
             variant = Variant(checkpointing=run.checkpointing, reentrant=run.reentrant, estimated=memory)
-            variants.append(replace(variant, traffic=calls, outlook=outlook))
+            variants.append(replace(variant, traffic=calls, outlook=break_even))
         report = replace(
             memory_report(facts.subject, runs[0], tuple(variants)),
             card=self.card,
@@ -354,7 +357,7 @@ class Simulator:
 
         None if it is not known.
         """
-        one, other = self.growth(first), self.growth(run_config)
+        one, other = self.scalable_trace(first), self.scalable_trace(run_config)
         if one is None or other is None:
             return None
 
@@ -369,7 +372,7 @@ class Simulator:
         if behind >= LARGEST_BATCH // 2:
             return None
         shown = [(batch, *peaks(batch)) for batch in _SHOWN_BATCHES if batch > max(first.batch, behind)]
-        points = (BreakEvenPoint(batch=batch, first_bytes=first, own_bytes=own) for batch, first, own in shown)
+        points = (BreakEvenPoint(batch=batch, first_bytes=first, own_bytes=second) for batch, first, second in shown)
         return BreakEven(pays_from_batch=behind + 1, points=tuple(points))
 
 
@@ -381,7 +384,7 @@ def _plain(run_config: RunConfig) -> RunConfig:
 
 
 def _counted(run_config: RunConfig) -> RunConfig:
-    """Return the run whose FLOPs are counted: with the model's own loss that of one sequence."""
+    """Return the run whose FLOPs are counted: with the model's own loss of one sequence."""
     batch = 1 if run_config.loss == MODEL else run_config.batch
     return run_config.counted(accumulate=run_config.accumulate, batch=batch)
 

@@ -113,7 +113,7 @@ def training_loop(
 
 
 def clip_gradients(model: nn.Module) -> None:
-    """Clip the gradients by the norm of all; torch does not stack those of DTensors on different meshes."""
+    """Clip the gradients by the norm of all; torch does not stack norms of DTensors on different meshes."""
     groups = defaultdict(list)
     for param in model.parameters():
         if param.grad is not None:
@@ -154,7 +154,7 @@ class ModelStep:
         self.optimizer = make_optimizer(self.model.parameters(), run_config)
         self.scaler = torch.amp.GradScaler(self.device, enabled=run_config.grad_scaler)
         dtypes = {param.dtype for param in self.model.parameters() if param.requires_grad}
-        if run_config.grad_scaler and torch.float16 in dtypes:  # such as those of a module in fp16
+        if run_config.grad_scaler and torch.float16 in dtypes:  # such as a module in fp16
             raise SelectionError(
                 f"GradScaler takes no fp16 gradients; leave {name_of('grad_scaler')} out, or use fp32 parameters"
             )
@@ -228,7 +228,7 @@ class ModelStep:
         self.start(self.run_config)
 
     def _attention_kernel(self) -> AbstractContextManager[Any]:
-        """Return a context in which a card runs the attention kernel that was asked for."""
+        """Return a context in which a GPU runs the attention kernel that was requested."""
         kernel = _BACKENDS.get(self.run_config.sdpa_kernel)
         if self.device != CUDA or kernel is None:
             return nullcontext()
@@ -250,7 +250,9 @@ class ModelStep:
         for path, buffer in self.model.named_buffers():
             yield "buffers", path, buffer
         for path, part in self.model.named_modules():
-            yield from (("buffers", path, own) for own in attribute_tensors(part) if storage_key(own) in self.tables)
+            yield from (
+                ("buffers", path, table) for table in attribute_tensors(part) if storage_key(table) in self.tables
+            )
         for path, mean in self.average.items():
             yield "parameters", path, mean
         for batch in (self.inputs, *self.waiting):
@@ -260,7 +262,7 @@ class ModelStep:
         for path, bucket in self.buckets.items():
             yield "communication", path, bucket
         paths: dict[torch.Tensor, str] = {param: path for path, param in self.model.named_parameters()}
-        optimizer: Any = getattr(self.optimizer, "optim", self.optimizer)  # that of this rank, with ZeRO
+        optimizer: Any = getattr(self.optimizer, "optim", self.optimizer)  # of this rank, with ZeRO
         for param, state in optimizer.state.items() if optimizer is not None else ():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
@@ -342,7 +344,7 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
     kernel = getattr(getattr(base_model_of(model), "config", None), "_attn_implementation", None)
     if run_config.device == "cpu" and kernel in FLASH_KERNELS:
         raise SelectionError(
-            f"{kernel} runs on a GPU only: estimate it for a card with {name_of('gpu')}, or take "
+            f"{kernel} runs on a GPU only: estimate it for one with {name_of('gpu')}, or take "
             f"{name_of('attention')} sdpa on a CPU"
         )
     labels = run_config.mode != "inference" and run_config.loss == MODEL
@@ -383,15 +385,15 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     # Operators over all parameters of a group take no DTensors together with other tensors.
     divided = {is_wrapped: [param for param in trainable if is_wrapper(type(param)) == is_wrapped]
                for is_wrapped in (False, True)}  # fmt: skip
-    made: torch.optim.Optimizer = optimizer([{"params": group} for group in divided.values() if group], **arguments)
-    return made
+    groups = [{"params": group} for group in divided.values() if group]
+    return optimizer(groups, **arguments)  # type: ignore[no-any-return]
 
 
 def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:
     """Return the inputs of `meta_inputs` with the values of `with_values`, and a mask that hides the padding."""
-    given = meta_inputs(model, run_config)
-    inputs = with_values(model, given, device=device, below=partial(below, base_model_of(model), run_config))
-    pairs = (tensors(batch.get("attention_mask")) for batch in (given, inputs)) if isinstance(given, Mapping) else ()
+    likes = meta_inputs(model, run_config)
+    inputs = with_values(model, likes, device=device, below=partial(below, base_model_of(model), run_config))
+    pairs = (tensors(batch.get("attention_mask")) for batch in (likes, inputs)) if isinstance(likes, Mapping) else ()
     for mask, real in zip(*pairs, strict=True):
         if mask.is_meta:
             real[..., valid_tokens(run_config.seq, run_config.padding) :] = 0
@@ -405,8 +407,8 @@ def below(model: nn.Module, run_config: RunConfig, name: str) -> int:
     if name in ("start_positions", "end_positions"):
         return run_config.seq
     if name == "labels" and architecture.endswith((*WORD_LABELS, "ForPreTraining")):
-        found = getattr(config, "vocab_size", 1)
-        return found if isinstance(found, int) else 1
+        vocabulary = getattr(config, "vocab_size", 1)
+        return vocabulary if isinstance(vocabulary, int) else 1
     if not isinstance(model, BertPreTrainedModel):
         return max(getattr(config, "num_labels", 1), 1) if name == "labels" else 1
     head = HEADS.get(architecture)

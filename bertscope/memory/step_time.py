@@ -1,8 +1,8 @@
-"""The time of a step on a calibrated card, from its matrix products and the bytes that its other operators move.
+"""The time of a step on a calibrated GPU, from its matrix products and the bytes that its other operators move.
 
 A step without idle time takes the sum of FLOPs / rate over the precisions, plus bytes / bandwidth: elementwise
 operators, normalization, softmax, copies and the optimizer read and write memory, which matters for recomputation too.
-A small step takes the time in which one thread starts its operators. The rates are those of large products and of a
+A small step takes the time in which one thread starts its operators. The rates are measured with large products and a
 large copy. One measured step of each precision and strategy of checkpointing corrects for what smaller operators do not
 reach: FLOPs alone make recomputation too cheap.
 """
@@ -53,17 +53,17 @@ def step_work(source: ModelSource, run_config: RunConfig) -> CardWork:
     return _sum(some, _sum(more, some, -1), repeated[0] - RAN)
 
 
-def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gpu) -> StepTime | None:
+def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, gpu: Gpu) -> StepTime | None:
     """Return the time of a step in one process; None for a precision that was not measured.
 
-    Without recomputation the FLOPs are those of the same step without checkpointing.
+    The FLOPs are counted without recomputation.
     """
     precision = run_config.compute_precision
     seconds = rates.seconds(step_work(source, run_config), precision, run_config.checkpointing)
     if not seconds or run_config.parallelism.world_size > 1:
         return None
     flops = step_flops(source, run_config.changed(checkpointing=NONE))
-    peak, peak_source = peak_flops(card, precision) or (None, "")
+    peak, peak_source = peak_flops(gpu, precision) or (None, "")
     return StepTime(
         step=TimeRange(low_seconds=seconds, high_seconds=seconds),
         tokens_per_second=run_config.accumulate * run_config.batch * run_config.texts * run_config.seq / seconds,
@@ -75,24 +75,24 @@ def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, card: Gp
     )
 
 
-def data_sheet_seconds(source: ModelSource, run_config: RunConfig, saved_bytes: int, card: Gpu) -> TimeRange | None:
+def data_sheet_seconds(source: ModelSource, run_config: RunConfig, saved_bytes: int, gpu: Gpu) -> TimeRange | None:
     """Return the range of the time of a training step without a calibration; None for one that may be below 25 ms.
 
-    None also for a card or a precision without rates. The range holds 97 of 106 published steps of BERT of 25 ms and
+    None also for a GPU or a precision without rates. The range holds 97 of 106 published steps of BERT of 25 ms and
     more (docs/accuracy.md), as multiples of FLOPs by the peak, plus four times `saved_bytes`, those without
     checkpointing, by the bandwidth: they are written and read in forward and backward. A recomputation writes and reads
     them once more.
     """
-    bound = data_sheet_bound(source, run_config, saved_bytes, card)
+    bound = data_sheet_bound(source, run_config, saved_bytes, gpu)
     low, high = PUBLISHED_RANGE
     if bound is None or low * bound < _SHORT_SECONDS or run_config.mode != TRAINING:
         return None
     return TimeRange(low_seconds=low * bound, high_seconds=high * bound)
 
 
-def data_sheet_bound(source: ModelSource, run_config: RunConfig, saved_bytes: int, card: Gpu) -> float | None:
+def data_sheet_bound(source: ModelSource, run_config: RunConfig, saved_bytes: int, gpu: Gpu) -> float | None:
     """Return the seconds of a step at the rates of a data sheet; None without rates, and for several ranks."""
-    peak, moved = peak_flops(card, run_config.compute_precision), bandwidth(card)
+    peak, moved = peak_flops(gpu, run_config.compute_precision), bandwidth(gpu)
     if peak is None or moved is None or run_config.parallelism.world_size > 1:
         return None
     times = _MOVED if run_config.checkpointing == NONE else _MOVED_AGAIN
@@ -101,10 +101,10 @@ def data_sheet_bound(source: ModelSource, run_config: RunConfig, saved_bytes: in
 
 @dataclass(frozen=True, kw_only=True)
 class Timer:
-    """The times of the steps of a model on a card: by its calibration, without one by its data sheet."""
+    """The times of the steps of a model on a GPU: by its calibration, without one by its data sheet."""
 
     steps: Simulator
-    card: Gpu
+    gpu: Gpu
     calibration: CalibrationReport | None
     sequences: int | None = None  # of an epoch
 
@@ -118,10 +118,10 @@ class Timer:
         time: StepTime | None = None
         if self.calibration is None:
             saved_bytes = self.steps.trace(run_config.changed(checkpointing=NONE)).saved_bytes
-            span = data_sheet_seconds(self.steps.source, run_config, saved_bytes, self.card)
+            span = data_sheet_seconds(self.steps.source, run_config, saved_bytes, self.gpu)
             time = StepTime(step=span) if span else None
         elif rates := rates_of(self.calibration):
-            time = predicted(self.steps.source, run_config, rates, self.card)
+            time = predicted(self.steps.source, run_config, rates, self.gpu)
         if time is None or not self.sequences:
             return time
         return replace(time, epoch=time.step.times(-(-self.sequences // (run_config.batch * run_config.accumulate))))
@@ -177,7 +177,7 @@ def _counted(log: Sequence[Call]) -> CardWork:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a card: FLOP/s of products by precision, bytes per second, and operators per second.
+    """The rates of a GPU: FLOP/s of products by precision, bytes per second, and operators per second.
 
     `scale` is the measured over the computed time of one step of each precision and strategy of checkpointing.
     """
@@ -208,10 +208,10 @@ class Rates:
 
 
 def rates_of(report: CalibrationReport) -> Rates | None:
-    """Return the rates of a calibration; None without those of the card.
+    """Return the rates of a calibration; None if the GPU was not measured.
 
-    The step that corrects a precision and a strategy is that with the longest computed time. The fastest start of
-    operators is that of the step with the most operators per second.
+    The step with the longest computed time corrects its precision and strategy. Operators start as fast as in the step
+    with the most operators per second.
     """
     products = dict(report.rates)
     moved = products.pop(COPY, 0.0)

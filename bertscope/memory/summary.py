@@ -123,7 +123,7 @@ def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
         block = trace.block(number)
         key = rows.get(block.path, block.path), *block[2:]
         sizes_of[key].append(trace.sizes[number])
-    kept = [
+    saved = [
         KeptRow(
             path=path,
             operator=operator,
@@ -135,7 +135,7 @@ def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
         )
         for (path, operator, shape, dtype, *_), sizes in sizes_of.items()
     ]
-    yield from sorted(kept, key=lambda row: (-row.kept_bytes, row.path))
+    yield from sorted(saved, key=lambda row: (-row.kept_bytes, row.path))
 
 
 @cache
@@ -176,15 +176,15 @@ def _highest(live: list[int], width: int) -> Iterator[int]:
 # ---- the report of an estimate, and on CUDA what the allocator, cuBLAS and the context add ----
 
 
-def estimated(trace: MemoryTrace, run_config: RunConfig, rows: Mapping[str, str], card: Gpu | None = None) -> Memory:
+def estimated(trace: MemoryTrace, run_config: RunConfig, rows: Mapping[str, str], gpu: Gpu | None = None) -> Memory:
     """Return the memory of a step, with the peak of the same step in another loop."""
-    device = device_cost(trace, run_config, card)
+    device = device_cost(trace, run_config, gpu)
     if device:
         workspaces = device["workspace_bytes"]
-        others = [allocator_bytes(trace, run_config, workspaces, history) for history in (LOADED, AFTER_ANOTHER)]
-        peaks = [device["max_allocated_bytes"], *(allocated for allocated, _ in others)]
+        histories = [allocator_bytes(trace, run_config, workspaces, history) for history in (LOADED, AFTER_ANOTHER)]
+        peaks = [device["max_allocated_bytes"], *(allocated for allocated, _ in histories)]
         device["allocated"] = ByteRange(low_bytes=min(peaks), high_bytes=max(peaks))
-        device["reserved_loaded_bytes"] = others[0][1]
+        device["reserved_loaded_bytes"] = histories[0][1]
     return memory(trace, "estimated", rows, other_loop_bytes=trace.other_peak_bytes, **device)
 
 
@@ -193,21 +193,21 @@ def allocator_bytes(
 ) -> tuple[int, int]:
     """Return the peaks of the allocated and the reserved bytes of the simulated allocator, workspaces included.
 
-    The allocated bytes are those of the last step, the reserved ones those of the whole run; `history` says what the
-    process did before it.
+    The allocated bytes are of the last step, the reserved ones of all steps; `history` says what the process did before
+    them.
     """
     run = requests(trace, by_thread(run_config, workspaces))
     allocator = replayed(run, expandable_segments=run_config.expandable_segments, history=history)
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
 
-def device_cost(trace: MemoryTrace, run_config: RunConfig, card: Gpu | None = None) -> dict[str, Any]:
+def device_cost(trace: MemoryTrace, run_config: RunConfig, gpu: Gpu | None = None) -> dict[str, Any]:
     """Return the fields of a cost that a CUDA device adds, of a GPU or of any; none for the CPU."""
     if run_config.device != "cuda":
         return {}
-    workspaces = workspace_bytes(run_config, capability(card) if card else None)
+    workspaces = workspace_bytes(run_config, capability(gpu) if gpu else None)
     allocated, reserved = allocator_bytes(trace, run_config, workspaces)
-    context = context_of(card)
+    context = context_of(gpu)
     return {
         "max_allocated_bytes": allocated,
         "workspace_bytes": workspaces,
@@ -238,12 +238,12 @@ def memory_report(
     )
 
 
-def on_card(run_config: RunConfig, card: Gpu | None) -> RunConfig:
+def on_card(run_config: RunConfig, gpu: Gpu | None) -> RunConfig:
     """Return the run with the threads of the GPU, and its attention kernel unless another one is asked for."""
-    if card is None:
+    if gpu is None:
         return run_config
-    chosen = sdpa_kernel(card, run_config.compute_precision) if run_config.sdpa_kernel == "auto" else None
-    return replace(run_config, sdpa_kernel=chosen or run_config.sdpa_kernel, card_threads=card_threads(card) or 0)
+    chosen = sdpa_kernel(gpu, run_config.compute_precision) if run_config.sdpa_kernel == "auto" else None
+    return replace(run_config, sdpa_kernel=chosen or run_config.sdpa_kernel, card_threads=card_threads(gpu) or 0)
 
 
 # ---- the traffic between ranks ----
@@ -283,7 +283,7 @@ def traffic(
     parallelism: Parallelism,
     micro_batches: int = 1,
 ) -> tuple[TrafficRow, ...]:
-    """Return the traffic of a step of so many micro-batches, from the collectives of one and of the optimizer step.
+    """Return the traffic of a step of that many micro-batches, from the collectives of one and of the optimizer step.
 
     `rows` gives the row of each module's path. DDP reduces gradients not by module but in buckets, which are one row;
     `bucket_count` is their number.

@@ -3,7 +3,7 @@
 Runs on fake tensors, profiler runs and runs on a CUDA device record the same trace, so that the same code
 reports an estimate and a measurement. A trace has no addresses: equal blocks are interchangeable.
 
-Two recorded batches give the trace at any batch: each size grows with the batch by a fixed number of bytes; that of a
+Two recorded batches give the trace at any batch: each size grows with the batch by a fixed number of bytes; a
 kernel's scratch follows a rule (kernel_rules.py) whose numbers do, and a matrix of all pairs is the product of its
 dimensions. The two batches differ by a large prime: a minimum or a rounded quotient gives no whole number of bytes for
 a sequence, or fewer than 0 bytes without any.
@@ -26,7 +26,7 @@ from bertscope.reports.json import NUMBER, checked
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from bertscope.reports.step import Parts
 
-SMALLEST, FAR = 2, 2 + 1019  # the recorded batches; some operators treat a batch of 1 differently
+SMALLEST, LARGE_BATCH = 2, 2 + 1019  # the recorded batches; some operators treat a batch of 1 differently
 RETURN, UPDATE, STACK, CAT = "return of forward", "update", "stack", "cat"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.
@@ -47,7 +47,7 @@ class Block(NamedTuple):
     dtype: str = ""  # of scratch with a rule: its rule
     recomputed: bool = False
     variable: str = ""  # of the loop that refers to it: output, loss, or the previous one
-    stream: str = ""  # of CUDA, that of computation without a name
+    stream: str = ""  # of CUDA; computation has no name
 
 
 class MemoryEvent(NamedTuple):
@@ -72,7 +72,7 @@ class Moment:
 
 
 class Collective(NamedTuple):
-    """A call of a collective: its phase, kind and module, the bytes of the whole tensor, and the number of ranks."""
+    """A call of a collective: its phase, kind and module, the bytes of the undivided tensor, the number of ranks."""
 
     phase: str
     kind: str
@@ -90,7 +90,7 @@ class Kind(NamedTuple):
     dims: tuple[int, ...] = ()  # empty if none grows
 
     @property
-    def growth(self) -> Hashable:
+    def key(self) -> Hashable:
         """Return what decides the bytes at each batch."""
         return self[1:3] if self.is_line else (self.block.dtype, self.block.shape, self.dims, self.size_bytes)
 
@@ -113,9 +113,9 @@ class Kind(NamedTuple):
         shape = tuple(number + more * slope for number, slope in zip(self.block.shape, self.dims, strict=True))
         return self.block._replace(shape=shape)
 
-    def growing(self, far: Kind) -> Kind:
-        """Return the kind with slopes, from the same one at the batch FAR; raises ValueError if it does not grow so."""
-        block, other = self.block, far.block
+    def with_slopes(self, large: Kind) -> Kind:
+        """Return the kind with slopes, from the same one at LARGE_BATCH; raises ValueError if it does not grow so."""
+        block, other = self.block, large.block
         dims: tuple[int, ...] = ()
         if block != other:
             if block != other._replace(shape=block.shape) or len(block.shape) != len(other.shape):
@@ -123,17 +123,17 @@ class Kind(NamedTuple):
             dims = tuple(map(_slope, block.shape, other.shape))
         grown = Kind(block, self.size_bytes, 0, dims if any(dims) else ())
         if grown.is_line:
-            return grown._replace(slope=_slope(self.size_bytes, far.size_bytes))
-        if block.dtype not in RULES and self.size_bytes * prod(other.shape) != far.size_bytes * prod(block.shape):
+            return grown._replace(slope=_slope(self.size_bytes, large.size_bytes))
+        if block.dtype not in RULES and self.size_bytes * prod(other.shape) != large.size_bytes * prod(block.shape):
             raise ValueError(f"{block} does not grow with its dimensions")
         return grown
 
 
-def _slope(one: int, far: int) -> int:
+def _slope(one: int, large: int) -> int:
     """Return what a sequence adds; raises ValueError if the numbers at both batches are on no line."""
-    slope, rest = divmod(far - one, FAR - SMALLEST)
+    slope, rest = divmod(large - one, LARGE_BATCH - SMALLEST)
     if rest or one < slope * SMALLEST or slope < 0:
-        raise ValueError(f"{one} and {far} are on no line")
+        raise ValueError(f"{one} and {large} are on no line")
     return slope
 
 
@@ -197,7 +197,7 @@ class MemoryTrace:
 
     @cached_property
     def _changed_bytes(self) -> list[int]:
-        """Return the rounded bytes of each kind, and behind them those of their frees, the last first."""
+        """Return the rounded bytes of each kind, and behind them of their frees, the last first."""
         sizes = [rounded(size, self.granule_bytes) for size in self.kind_bytes]
         return sizes + [-size for size in reversed(sizes)]
 
@@ -224,8 +224,8 @@ class MemoryTrace:
         sizes, blocks = self.kind_bytes, [kind.block_at(self.more) for kind in self.kinds]
         sizes, blocks = sizes + [-size for size in reversed(sizes)], blocks + blocks[::-1]
         return tuple(
-            MemoryEvent(sizes[number], blocks[number], *place)
-            for number, place in zip(self.changes, self.layout.places, strict=True)
+            MemoryEvent(sizes[number], blocks[number], *where)
+            for number, where in zip(self.changes, self.layout.places, strict=True)
         )
 
     @property
@@ -319,7 +319,7 @@ class MemoryTrace:
 
     def _by_allocation(self) -> list[int]:
         """Return the numbers of the events, of consecutive frees of a phase in the order of their allocations."""
-        kinds, phases = self.kinds, [place[0] for place in self.layout.places]
+        kinds, phases = self.kinds, [where[0] for where in self.layout.places]
 
         def run(event: int) -> str:
             is_free = self.changes[event] < 0 and kinds[~self.changes[event]].block.dtype not in RULES
@@ -332,7 +332,7 @@ class MemoryTrace:
 
         Their own order, when autocast ends after forward or after a recomputed layer, changes from run to run.
         """
-        phases = [place[0] for place in self.places]
+        phases = [where[0] for where in self.places]
         copies = {
             ~number: kind.block.recomputed for number, kind in enumerate(self.kinds) if kind.block.operator == _COPY
         }
@@ -350,45 +350,45 @@ class MemoryTrace:
 
     # ---- at another batch ----
 
-    def growing(self, far: MemoryTrace) -> MemoryTrace | None:
-        """Return the trace with slopes, from the one at the batch FAR; None if events differ or a size grows unevenly.
+    def with_slopes(self, large: MemoryTrace) -> MemoryTrace | None:
+        """Return the trace with slopes, from the one at LARGE_BATCH; None if events differ or a size grows unevenly.
 
-        Consecutive frees have no order: if it differs, they are compared in that of their allocations.
+        Consecutive frees have no order: if it differs, they are compared in the order of their allocations.
         """
-        if len(self.held) != len(far.held) or len(self.changes) != len(far.changes):
+        if len(self.held) != len(large.held) or len(self.changes) != len(large.changes):
             return None
         everything = range(len(self.changes))
         with suppress(ValueError):
-            return self._growing(far, everything, everything)
+            return self._with_slopes(large, everything, everything)
         with suppress(ValueError):
-            return self._growing(far, self._by_allocation(), far._by_allocation())
+            return self._with_slopes(large, self._by_allocation(), large._by_allocation())
         return None
 
-    def _growing(self, far: MemoryTrace, events: Iterable[int], far_events: Iterable[int]) -> MemoryTrace:
+    def _with_slopes(self, large: MemoryTrace, events: Iterable[int], large_events: Iterable[int]) -> MemoryTrace:
         kinds: dict[tuple[int, int], int] = {}
         rows: list[Kind] = []
 
         def number(one: int, other: int) -> int:
             if (one, other) not in kinds:
-                rows.append(self.kinds[one].growing(far.kinds[other]))
+                rows.append(self.kinds[one].with_slopes(large.kinds[other]))
                 kinds[one, other] = len(kinds)
             return kinds[one, other]
 
-        held = list(map(number, self.held, far.held))
+        held = list(map(number, self.held, large.held))
         changes = [0] * len(self.changes)
-        for one, other in zip(events, far_events, strict=True):
-            change, far_change = self.changes[one], far.changes[other]
-            is_same = (change < 0) == (far_change < 0)
-            if not is_same or self.places[self.place_of[one]] != far.places[far.place_of[other]]:
+        for one, other in zip(events, large_events, strict=True):
+            change, large_change = self.changes[one], large.changes[other]
+            is_same = (change < 0) == (large_change < 0)
+            if not is_same or self.places[self.place_of[one]] != large.places[large.place_of[other]]:
                 raise ValueError(f"event {one} is another one")
-            changes[one] = number(change, far_change) if change >= 0 else ~number(~change, ~far_change)
+            changes[one] = number(change, large_change) if change >= 0 else ~number(~change, ~large_change)
         calls = {}
-        for one_call, far_call in zip(sorted(self.collectives), sorted(far.collectives), strict=True):
-            if one_call != far_call._replace(full_bytes=one_call.full_bytes):
-                raise ValueError(f"{one_call} is not {far_call}")
-            calls[one_call] = _slope(one_call.full_bytes, far_call.full_bytes)
+        for one_call, large_call in zip(sorted(self.collectives), sorted(large.collectives), strict=True):
+            if one_call != large_call._replace(full_bytes=one_call.full_bytes):
+                raise ValueError(f"{one_call} is not {large_call}")
+            calls[one_call] = _slope(one_call.full_bytes, large_call.full_bytes)
         pairs = [(call, calls[call]) for call in self.collectives]
-        return replace(self, kinds=rows, held=held, changes=changes, calls=pairs, traced_layers=far.traced_layers)
+        return replace(self, kinds=rows, held=held, changes=changes, calls=pairs, traced_layers=large.traced_layers)
 
     # ---- the cache ----
 
@@ -407,30 +407,30 @@ class MemoryTrace:
 
         At the smallest and at a large batch no block is negative, and what is freed was allocated.
         """
-        kinds, held, changes, places, place_of, granule_bytes, layers, calls, *others = checked(data, _FORM)
+        kinds, held, changes, places, place_of, granule_bytes, layers, calls, *other_loop = checked(data, _FORM)
         trace = cls(
             [Kind(Block(part, path, operator, tuple(shape), *more), size, slope, tuple(dims))
              for part, path, operator, shape, *more, size, slope, dims in kinds],
             held, changes, [(phase, path, operator) for phase, path, operator in places], place_of,
             granule_bytes, layers[0] if layers else None, [(Collective(*call), slope) for call, slope in calls],
-            *others,
+            *other_loop,
         )  # fmt: skip
         if len(place_of) != len(changes) or not changes or len(layers) > 1 or max(place_of) >= len(places):
             raise ValueError("no trace")
-        sizes = [[kind.bytes_at(more) for kind in trace.kinds] for more in (0, FAR - SMALLEST)]
-        if any(not 0 <= size < NUMBER.stop for own in sizes for size in own) or any(
-            call.full_bytes + slope * (FAR - SMALLEST) < 0 for call, slope in trace.calls
+        sizes = [[kind.bytes_at(more) for kind in trace.kinds] for more in (0, LARGE_BATCH - SMALLEST)]
+        if any(not 0 <= size < NUMBER.stop for of_batch in sizes for size in of_batch) or any(
+            call.full_bytes + slope * (LARGE_BATCH - SMALLEST) < 0 for call, slope in trace.calls
         ):
             raise ValueError("negative bytes")
-        for first, then in ((held, changes), others):
+        for first, then in ((held, changes), other_loop):
             alive = Counter(first)
             for number in then:
                 alive[max(number, ~number)] += 1 if number >= 0 else -1
                 if alive[max(number, ~number)] < 0:
                     raise ValueError("freed twice")
-            for own in sizes:
-                moved = (own[number] if number >= 0 else -own[~number] for number in then)
-                if max(accumulate(moved, initial=sum(own[number] for number in first))) >= NUMBER.stop:
+            for of_batch in sizes:
+                moved = (of_batch[number] if number >= 0 else -of_batch[~number] for number in then)
+                if max(accumulate(moved, initial=sum(of_batch[number] for number in first))) >= NUMBER.stop:
                     raise ValueError("more bytes than there are")
         return trace
 
@@ -467,7 +467,7 @@ class Layout:
     def phases(self) -> list[tuple[str, int, int]]:
         """Return each phase with its first event and the one behind its last."""
         phases, start = [], 0
-        for phase, run in groupby(place[0] for place in self.places):
+        for phase, run in groupby(where[0] for where in self.places):
             stop = start + sum(1 for _ in run)
             phases.append((phase, start, stop))
             start = stop
@@ -494,7 +494,7 @@ class Layout:
         firsts: list[Kind] = []
         classes = []
         for kind in self.trace.kinds:
-            number = numbers.setdefault(kind.growth, len(firsts))
+            number = numbers.setdefault(kind.key, len(firsts))
             if number == len(firsts):
                 firsts.append(kind)
             classes.append(number)

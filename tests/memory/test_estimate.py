@@ -23,7 +23,7 @@ from bertscope.memory.kernel_rules import EMBEDDING
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import real_inputs, run_model
 from bertscope.memory.summary import memory
-from bertscope.memory.trace import FAR, Block, MemoryEvent, MemoryTrace
+from bertscope.memory.trace import LARGE_BATCH, Block, MemoryEvent, MemoryTrace
 from bertscope.model import build
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
 from bertscope.settings.run_config import RunConfig
@@ -526,21 +526,21 @@ ONE_LAYER = small()
 
 
 @functools.cache
-def growth(run_config: RunConfig) -> MemoryTrace:
-    return MemoryTraces(ONE_LAYER).growth(run_config)
+def scalable(run_config: RunConfig) -> MemoryTrace:
+    return MemoryTraces(ONE_LAYER).scalable_trace(run_config)
 
 
 @settings(max_examples=6, deadline=None)
 @given(st.sampled_from(GROWING), st.integers(2, 5000))
 def test_two_batches_give_the_memory_of_every_other(run_config, batch):
     of_batch = replace(run_config, batch=batch)
-    trace, found = whole_trace(ONE_LAYER, of_batch), growth(run_config).scaled(batch)
+    trace, found = whole_trace(ONE_LAYER, of_batch), scalable(run_config).scaled(batch)
     assert (found.peaks(), sorted(found.state)) == (trace.peaks(), sorted(trace.state))
     assert ordered_frees(found.events) == ordered_frees(trace.events)
     one, other = (memory(each, "estimated", {}) for each in (found, trace))
     assert (one.phases, one.kept) == (other.phases, other.kept)
-    of_growth, of_trace = (requests(each, (("forward", 0), ("backward", 0))) for each in (found, trace))
-    assert replayed(of_growth).peak_reserved_bytes == replayed(of_trace).peak_reserved_bytes
+    of_scaled, of_trace = (requests(each, (("forward", 0), ("backward", 0))) for each in (found, trace))
+    assert replayed(of_scaled).peak_reserved_bytes == replayed(of_trace).peak_reserved_bytes
 
 
 def with_sizes(*sizes: int) -> MemoryTrace:
@@ -551,9 +551,9 @@ def with_sizes(*sizes: int) -> MemoryTrace:
 
 
 def test_the_peak_of_a_block_that_grows_by_10_bytes_a_sequence_is_found_by_hand():
-    two, far = with_sizes(5 + 2 * 10), with_sizes(5 + FAR * 10)
+    two, far = with_sizes(5 + 2 * 10), with_sizes(5 + LARGE_BATCH * 10)
     assert two.peak_bytes == 125
-    assert two.growing(far).scaled(7).peak_bytes == 100 + 5 + 7 * 10
+    assert two.with_slopes(far).scaled(7).peak_bytes == 100 + 5 + 7 * 10
 
 
 @pytest.mark.parametrize("size_at", [
@@ -561,18 +561,18 @@ def test_the_peak_of_a_block_that_grows_by_10_bytes_a_sequence_is_found_by_hand(
     lambda batch: 512 if batch < 100 else 256, lambda batch: max(1000, 8 * batch),
 ], ids=["square", "minimum", "quotient", "fewer", "maximum"])  # fmt: skip
 def test_a_size_that_does_not_grow_evenly_has_no_growth(size_at):
-    assert with_sizes(size_at(2)).growing(with_sizes(size_at(FAR))) is None
+    assert with_sizes(size_at(2)).with_slopes(with_sizes(size_at(LARGE_BATCH))) is None
 
 
 def test_steps_of_other_operators_or_another_number_of_events_have_no_growth():
-    two, far = with_sizes(20), with_sizes(10 * FAR)
+    two, far = with_sizes(20), with_sizes(10 * LARGE_BATCH)
     other = MemoryTrace.of(far.state, [event._replace(operator="mul") for event in far.events])
-    assert two.growing(far) is not None
-    assert two.growing(other) is two.growing(with_sizes(10, FAR)) is None
+    assert two.with_slopes(far) is not None
+    assert two.with_slopes(other) is two.with_slopes(with_sizes(10, LARGE_BATCH)) is None
 
 
 def test_a_growth_is_the_same_from_json():
-    found = growth(GROWING[1])
+    found = scalable(GROWING[1])
     again = MemoryTrace.read(json.loads(json.dumps(found.data())))
     assert again == found
     assert memory(again.scaled(7), "estimated", {}) == memory(found.scaled(7), "estimated", {})
@@ -580,7 +580,7 @@ def test_a_growth_is_the_same_from_json():
 
 def test_the_scratch_of_embeddings_follows_its_rule_at_each_batch():
     """Up to 3,072 ids are added without memory; 1 more needs sorted ids and partial sums."""
-    found = growth(GROWING[1])
+    found = scalable(GROWING[1])
     sizes = {batch: sum(size for size, kind in zip(found.scaled(batch).kind_bytes, found.kinds, strict=True)
                         if kind.block.dtype == EMBEDDING) for batch in (102, 103)}  # fmt: skip
     assert (sizes[102], sizes[103] > 0) == (0, True)  # 102 x 30 = 3,060 ids, 103 x 30 = 3,090

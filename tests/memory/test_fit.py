@@ -21,7 +21,7 @@ from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.fit import fit_row
 from bertscope.memory.kernel_rules import by_thread, overhead
 from bertscope.memory.simulator import Simulator, largest, near
-from bertscope.memory.trace import FAR, SMALLEST, Block, Kind, MemoryTrace
+from bertscope.memory.trace import LARGE_BATCH, SMALLEST, Block, Kind, MemoryTrace
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import (
     BreakEven,
@@ -109,7 +109,7 @@ def test_the_search_needs_no_memory_growth(monkeypatch):
         return [fit_report(source, [way], [8], budgets[way], context_bytes=0).rows for way in ways]
 
     by_growth = rows()
-    monkeypatch.setattr(Simulator, "growth", lambda steps, run_config: None)
+    monkeypatch.setattr(Simulator, "scalable_trace", lambda steps, run_config: None)
     assert rows() == by_growth
 
 
@@ -135,9 +135,9 @@ def test_a_peak_that_grows_little_up_to_the_batch_of_the_growth_is_searched_in_f
     steps, run = Simulator(small("BertModel", vocab_size=100_000)), RunConfig(seq=1, checkpointing="full")
 
     def peak_bytes(batch):
-        return steps.growth(run).scaled(batch).peak_bytes
+        return steps.scalable_trace(run).scaled(batch).peak_bytes
 
-    assert peak_bytes(FAR) - peak_bytes(SMALLEST) == (FAR - SMALLEST) * 152
+    assert peak_bytes(LARGE_BATCH) - peak_bytes(SMALLEST) == (LARGE_BATCH - SMALLEST) * 152
     budget = peak_bytes(300_000)
     assert abs(near(peak_bytes, budget) - 300_000) < 10
     tried, real = [], steps.trace
@@ -177,10 +177,10 @@ def test_two_shallow_runs_give_the_growth_of_a_deep_model_and_verify_it(device, 
     monkeypatch.setattr(
         estimate, "source_trace", lambda source, run: runs.append((source.layers, run.batch)) or traced(source, run)
     )
-    growth = MemoryTraces(DEEP).growth(run_config)
-    assert runs == [(3, SMALLEST), (4, FAR)]
+    scalable = MemoryTraces(DEEP).scalable_trace(run_config)
+    assert runs == [(3, SMALLEST), (4, LARGE_BATCH)]
     whole = whole_trace(DEEP, replace(run_config, batch=7))
-    assert (growth.scaled(7).state, growth.scaled(7).peaks()) == (whole.state, whole.peaks())
+    assert (scalable.scaled(7).state, scalable.scaled(7).peaks()) == (whole.state, whole.peaks())
 
 
 def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
@@ -198,7 +198,7 @@ def test_layers_that_do_not_repeat_are_found_and_all_run(monkeypatch):
     run_config = RunConfig(seq=8, batch=5, optimizer="sgd")
     traces = MemoryTraces(DEEP)
     expected = in_loop(uneven(DEEP, run_config), run_config)
-    assert ordered_frees(traces.growth(run_config).scaled(5).events) == ordered_frees(expected.events)
+    assert ordered_frees(traces.scalable_trace(run_config).scaled(5).events) == ordered_frees(expected.events)
     assert traces.trace(run_config) == expected
     assert list(traces.verified.values()) == [False]
 

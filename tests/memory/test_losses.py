@@ -191,11 +191,11 @@ def test_a_teacher_runs_without_gradients_next_to_its_student(tmp_path):
 
 def test_two_batches_give_the_memory_of_a_matrix_of_all_pairs_at_any_batch():
     run, steps = run_of({"loss": "mnrl", "hard_negatives": 2}), Simulator(ENCODER)
-    growth = steps.growth(run)
+    scalable = steps.scalable_trace(run)
     for batch in (3, 300):
-        assert growth.scaled(batch).peak_bytes == estimated_trace(ENCODER, replace(run, batch=batch)).peak_bytes
+        assert scalable.scaled(batch).peak_bytes == estimated_trace(ENCODER, replace(run, batch=batch)).peak_bytes
     # 3 x 300 scores for each of 300 queries: 300 x 900 numbers of 4 bytes.
-    sizes = {event.block.shape: event.size_bytes for event in growth.scaled(300).events}
+    sizes = {event.block.shape: event.size_bytes for event in scalable.scaled(300).events}
     assert abs(sizes[300, 900]) == 1_080_000
 
 

@@ -14,7 +14,7 @@ import bertscope
 from bertscope.analyses.page import model_part
 from bertscope.errors import SelectionError
 from bertscope.memory import estimate
-from bertscope.memory.trace import FAR, SMALLEST
+from bertscope.memory.trace import LARGE_BATCH, SMALLEST
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import load
 from bertscope.tracing.repeat import RAN
@@ -34,7 +34,7 @@ def test_a_deep_model_is_run_with_few_layers_and_few_batches(monkeypatch):
     monkeypatch.setattr(estimate, "source_trace", counted)
     runs = [RunConfig(batch=2, seq=16, optimizer="sgd", checkpointing=name) for name in ("none", "full")]
     model_part(load("bert-medium"), runs, 2**30, None, 0.0)
-    assert traces == 2 * [(RAN, SMALLEST), (RAN + 1, FAR)]  # for both strategies
+    assert traces == 2 * [(RAN, SMALLEST), (RAN + 1, LARGE_BATCH)]  # for both strategies
     assert max(layers for layers, _ in traces) == 4
 
 
