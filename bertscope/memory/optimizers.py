@@ -9,6 +9,8 @@ from typing import Any
 
 from bertscope.torch_access import nn, torch
 
+_Trained = Iterator[tuple[Any, Any, dict[str, torch.Tensor], float]]  # parameter, gradient, state and learning rate
+
 
 class _LoopOptimizer(torch.optim.Optimizer):
     """An optimizer that updates one parameter after the other."""
@@ -19,19 +21,29 @@ class _LoopOptimizer(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "foreach": foreach, "fused": fused})
         self.is_fused = fused
 
-    def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the first state of a parameter: two moments."""
-        return {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update the parameters that have a gradient."""
+        update = _LoopOptimizer._update if self.is_fused else type(self)._update
+        update(self, self._trained())
 
-    def trained(self) -> Iterator[Any]:
-        """Yield each parameter that has a gradient, the gradient, its state and the learning rate."""
+    def _trained(self) -> _Trained:
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
                     state = self.state[param]
                     if not state:
-                        state.update(self.state_of(param))
+                        state.update(self._new_state(param))
                     yield param, param.grad, state, group["lr"]
+
+    def _new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return two moments, the state of most optimizers."""
+        return {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
+
+    def _update(self, trained: _Trained) -> None:
+        """Update the parameters as a fused kernel does. In others the tensors of an update live until the next one."""
+        for param, _, _, lr in trained:
+            param.mul_(1 - lr)
 
 
 class Lamb(_LoopOptimizer):
@@ -41,13 +53,8 @@ class Lamb(_LoopOptimizer):
     state.
     """
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Update the parameters that have a gradient."""
-        for param, grad, state, lr in self.trained():
-            if self.is_fused:
-                param.mul_(1 - lr)
-                continue
+    def _update(self, trained: _Trained) -> None:
+        for param, grad, state, lr in trained:
             state["exp_avg"].lerp_(grad, 0.1)
             state["exp_avg_sq"].mul_(0.999).addcmul_(grad, grad, value=0.001)
             # The last two tensors live until the next parameter assigns the names again, as in the source.
@@ -65,17 +72,11 @@ class Lion(_LoopOptimizer):
     (optim/lion.py), whose moment is fp32.
     """
 
-    def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the first state of a parameter."""
+    def _new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"exp_avg": torch.zeros_like(param, dtype=torch.float32 if self.is_fused else param.dtype)}
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Update the parameters that have a gradient."""
-        for param, grad, state, lr in self.trained():
-            if self.is_fused:
-                param.mul_(1 - lr)
-                continue
+    def _update(self, trained: _Trained) -> None:
+        for param, grad, state, lr in trained:
             # It lives until the next parameter assigns the name again, as in the source.
             direction = 0.9 * state["exp_avg"] + 0.1 * grad
             param.add_(direction.sign_(), alpha=-lr)
@@ -97,8 +98,7 @@ class AdamW8bit(_LoopOptimizer):
         super().__init__(params, lr, **implementation)
         self.tables: dict[str, torch.Tensor] = {}
 
-    def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the first state of a parameter."""
+    def _new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         if param.numel() < self.MIN_8BIT_SIZE:
             return {name: torch.zeros_like(param, dtype=torch.float32) for name in ("state1", "state2")}
         if not self.tables:
@@ -108,20 +108,12 @@ class AdamW8bit(_LoopOptimizer):
         maxima = {name: torch.zeros(blocks, device=param.device) for name in ("absmax1", "absmax2")}
         return bytes_ | maxima | self.tables
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Update the parameters that have a gradient."""
-        for param, _, _, lr in self.trained():
-            param.mul_(1 - lr)
-
 
 class TransformersAdamW(_LoopOptimizer):
     """The AdamW of transformers up to 4, `adamw_hf`: two moments; temporaries as in 4.43.4 (optimization.py)."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Update the parameters that have a gradient."""
-        for param, grad, state, lr in self.trained():
+    def _update(self, trained: _Trained) -> None:
+        for param, grad, state, lr in trained:
             state["exp_avg"].lerp_(grad, 0.1)
             state["exp_avg_sq"].mul_(0.999).addcmul_(grad, grad, value=0.001)
             divisor = state["exp_avg_sq"].sqrt().add_(1e-8)  # lives until the next one replaces it
@@ -134,8 +126,7 @@ class TransformersAdafactor(_LoopOptimizer):
     The means of squared gradients over rows and columns, without momentum; temporaries as in 4.43.4 (optimization.py).
     """
 
-    def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the first state of a parameter."""
+    def _new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         if param.dim() < 2:
             return {"exp_avg_sq": torch.zeros_like(param, dtype=torch.float32)}
         rows, columns = param.shape[:-1], param.shape[:-2] + param.shape[-1:]
@@ -144,10 +135,8 @@ class TransformersAdafactor(_LoopOptimizer):
             "exp_avg_sq_col": torch.zeros(columns, device=param.device),
         }
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Update the parameters that have a gradient."""
-        for param, gradient, state, lr in self.trained():
+    def _update(self, trained: _Trained) -> None:
+        for param, gradient, state, lr in trained:
             grad, weights = gradient.float(), param.float()  # copies only of 16-bit tensors
             update = grad.square() + 1e-30
             if "exp_avg_sq" in state:
