@@ -191,21 +191,19 @@ class Simulator:
         if limit is None:
             return step_cost(trace, rows, **device_cost(trace, run_config, self.card), **fields)
         least, lacking = max(trace.peak_bytes - self.most_bytes, 0), self.excess_bytes(run_config)
-        reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=trace.peak_bytes)
+        low_bytes = trace.peak_bytes
         if run_config.device == CUDA:
-            most = replayed(self._requests(run_config), expandable_segments=run_config.expandable_segments)
-            reserved_bytes = most.peak_reserved_bytes
-            if not lacking:
-                lacking = self._served(run_config).missing_bytes
-                reserved_bytes = reserved_bytes if lacking else self._served(run_config).peak_reserved_bytes
-            if lacking and self.margin and (whole := self.with_margin(0.0)).is_served(run_config):
-                reserved_bytes = whole._served(run_config).peak_reserved_bytes
-            reserved = ByteRange(low_bytes=reserved_bytes, high_bytes=max(reserved_bytes, most.peak_reserved_bytes))
-            fields = {"reserved": reserved, **fields}
+            unlimited = replayed(self._requests(run_config), expandable_segments=run_config.expandable_segments)
+            lacking, low_bytes = self.missing_bytes(run_config), unlimited.peak_reserved_bytes
+            fitting = self.with_margin(0.0) if lacking and self.margin else self
+            if fitting.is_served(run_config):
+                low_bytes = fitting._served(run_config).peak_reserved_bytes
+            high_bytes = max(low_bytes, unlimited.peak_reserved_bytes)
+            fields = {"reserved": ByteRange(low_bytes=low_bytes, high_bytes=high_bytes), **fields}
         fields = {
             "workspace_bytes": room.workspace_bytes,
             "context": room.context,
-            "gpu_bytes": reserved.low_bytes + room.context.high_bytes,
+            "gpu_bytes": low_bytes + room.context.high_bytes,
             "limit_bytes": limit,
             "margin": self.margin,
             "shortfall": ByteRange(low_bytes=least, high_bytes=lacking),
