@@ -78,9 +78,7 @@ class ModelRequest:
             from bertscope.memory.step_time import Timer
 
             calibration = self.calibration.report if self.calibration else None
-            simulator.timer = Timer(
-                steps=simulator, gpu=self.card, calibration=calibration, sequences=self.limit.sequences
-            )
+            simulator.timer = Timer(gpu=self.card, calibration=calibration, sequences=self.limit.sequences)
         return simulator
 
     def finished(

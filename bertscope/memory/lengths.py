@@ -240,7 +240,7 @@ class LengthSteps:
         mean = self.data.tokens / self.data.total / (1 - row.padding)
         seq = min(self.traced, key=lambda traced: abs(traced - mean))
         run = replace(self.padded, batch=max(round(self.data.total / row.batches), 1), seq=seq)
-        time = self.simulator.timer.time(run) if self.simulator.timer else None
+        time = self.simulator.timer.time(self.simulator, run) if self.simulator.timer else None
         if time is None:
             return None
         return replace(time, epoch=time.step.times(row.epoch_flops * run.accumulate / self.simulator.flops(run)))

@@ -122,7 +122,6 @@ class Simulator:
         """Return a simulator that shares all that is known of traces, with other attributes."""
         simulator = copy(self)
         vars(simulator).update(attributes)
-        simulator.timer = simulator.timer and replace(simulator.timer, steps=simulator)
         simulator._served = lru_cache(2 * _KEPT)(simulator._replayed)
         return simulator
 
@@ -213,7 +212,7 @@ class Simulator:
 
     def timed(self, cost: StepCost, run_config: RunConfig) -> StepCost:
         """Return the cost with the time of the step, if times are wanted."""
-        return replace(cost, time=self.timer.time(run_config)) if self.timer else cost
+        return replace(cost, time=self.timer.time(self, run_config)) if self.timer else cost
 
     def answer(self, run_config: RunConfig) -> str:
         """Return if the run fits in the limit: yes, no, or uncertain."""

@@ -103,7 +103,6 @@ def data_sheet_bound(source: ModelSource, run_config: RunConfig, saved_bytes: in
 class Timer:
     """The times of the steps of a model on a GPU: by its calibration, without one by its data sheet."""
 
-    steps: Simulator
     gpu: Gpu
     calibration: CalibrationReport | None
     sequences: int | None = None  # of an epoch
@@ -113,15 +112,15 @@ class Timer:
         rates = rates_of(self.calibration) if self.calibration else None
         return rates.products.get(run_config.compute_precision, 0.0) / rates.moved if rates else 0.0
 
-    def time(self, run_config: RunConfig) -> StepTime | None:
+    def time(self, simulator: Simulator, run_config: RunConfig) -> StepTime | None:
         """Return the time of a step and of an epoch; None if it is not known."""
         time: StepTime | None = None
         if self.calibration is None:
-            saved_bytes = self.steps.trace(run_config.changed(checkpointing=NONE)).saved_bytes
-            span = data_sheet_seconds(self.steps.source, run_config, saved_bytes, self.gpu)
+            saved_bytes = simulator.trace(run_config.changed(checkpointing=NONE)).saved_bytes
+            span = data_sheet_seconds(simulator.source, run_config, saved_bytes, self.gpu)
             time = StepTime(step=span) if span else None
         elif rates := rates_of(self.calibration):
-            time = predicted(self.steps.source, run_config, rates, self.gpu)
+            time = predicted(simulator.source, run_config, rates, self.gpu)
         if time is None or not self.sequences:
             return time
         return replace(time, epoch=time.step.times(-(-self.sequences // (run_config.batch * run_config.accumulate))))

@@ -198,8 +198,10 @@ class MemoryTrace:
     @cached_property
     def _changed_bytes(self) -> list[int]:
         """Return the rounded bytes of each kind, and behind them of their frees, the last first."""
-        sizes = [rounded(size, self.granule_bytes) for size in self.kind_bytes]
-        return sizes + [-size for size in reversed(sizes)]
+        firsts, classes = self.layout.classes  # few, so that a batch of a search takes little time
+        sizes = [rounded(kind.bytes_at(self.more), self.granule_bytes) for kind in firsts]
+        freed = [-size for size in sizes]
+        return [sizes[number] for number in classes] + [freed[number] for number in reversed(classes)]
 
     @cached_property
     def sizes(self) -> list[int]:
