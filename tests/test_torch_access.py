@@ -13,7 +13,7 @@ from bertscope import torch_access
 from bertscope.errors import BertscopeError
 from bertscope.memory.ranks import fake_ranks
 from bertscope.settings.parallelism import Parallelism
-from bertscope.torch_access import DispatchMode, compiled, distributed, fake_card, torch
+from bertscope.torch_access import DispatchMode, compiled, distributed, fake_gpu, torch
 from tests.conftest import ROOT, run_python
 
 aten = torch.ops.aten
@@ -589,12 +589,12 @@ def test_the_fake_mode_that_is_entered_is_known_also_inside_another_mode():
     assert torch_access.active_fake_mode() is None
 
 
-# ---- the fake card: in processes of their own, since it goes before the first backward pass of a process ----
+# ---- the fake GPU: in processes of their own, since it goes before the first backward pass of a process ----
 
 ON_THE_CARD = """
 import torch
 from bertscope import torch_access
-from bertscope.torch_access import fake_card, fake_tensor_mode
+from bertscope.torch_access import fake_gpu, fake_tensor_mode
 assert torch_access.threads_of_import() == 0, "torch was imported before, perhaps with another number of threads"
 names = [(torch.cuda, "_lazy_init"), (torch.nn.Module, "_apply"), (torch.UntypedStorage, "data_ptr")]
 before = [getattr(place, name) for place, name in names] + [torch.nn.Parameter.data, torch.cuda.is_available()]
@@ -621,11 +621,11 @@ def on_the_card(code):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_fake_card_trains_copies_ties_and_leaves_torch_as_it_was():
+def test_the_fake_gpu_trains_copies_ties_and_leaves_torch_as_it_was():
     """Training takes torch's own CUDA dispatch; an exception on the card puts all back too."""
     on_the_card("""
 import copy, io
-with fake_card.fake_card(), fake_tensor_mode():
+with fake_gpu.fake_gpu(), fake_tensor_mode():
     model = torch.nn.Linear(4, 2)
     weight = model.weight
     optimizer = torch.optim.AdamW(model.parameters())
@@ -640,7 +640,7 @@ with fake_card.fake_card(), fake_tensor_mode():
     optimizer.step()
     assert optimizer.state[weight]["exp_avg"].is_cuda
 after()
-with fake_card.fake_card(), fake_tensor_mode():
+with fake_gpu.fake_gpu(), fake_tensor_mode():
     model = torch.nn.ModuleDict({"a": torch.nn.Embedding(5, 4), "b": torch.nn.Linear(4, 5, bias=False)})
     model["b"].weight = model["a"].weight
     model.cuda()
@@ -653,11 +653,11 @@ with fake_card.fake_card(), fake_tensor_mode():
     torch.save({"saved": torch.ones(5, device="cuda")}, file := io.BytesIO())
     for place, kind in ((None, "cuda"), ("cpu", "cpu"), (lambda storage, _: storage, "cpu")):
         file.seek(0)
-        with fake_card.loading(place):
+        with fake_gpu.loading(place):
             assert torch.load(file, place)["saved"].device.type == kind
 after()
 try:
-    with fake_card.fake_card(), fake_tensor_mode():
+    with fake_gpu.fake_gpu(), fake_tensor_mode():
         torch.nn.Linear(2, 2).cuda()
         raise KeyError
 except KeyError:
@@ -671,14 +671,14 @@ def test_a_torch_that_changed_or_ran_a_backward_pass_refuses_the_card_in_one_lin
 from bertscope.errors import BertscopeError
 def refused():
     try:
-        with fake_card.fake_card():
+        with fake_gpu.fake_gpu():
             raise SystemExit("there is one")
     except BertscopeError as error:
-        assert "no fake card" in str(error) and "\\n" not in str(error)
+        assert "no fake GPU" in str(error) and "\\n" not in str(error)
         return str(error)
-hooks, fake_card._HOOKS = fake_card._HOOKS, "no_such_symbol"
+hooks, fake_gpu._HOOKS = fake_gpu._HOOKS, "no_such_symbol"
 refused()
-fake_card._HOOKS = hooks
+fake_gpu._HOOKS = hooks
 torch.ones(2, requires_grad=True).sum().backward()
 assert "backward pass" in refused()
 after()
@@ -688,11 +688,11 @@ after()
 def test_what_is_put_into_a_module_is_taken_out_at_the_end():
     place = types.SimpleNamespace(kept=1)
     with ExitStack() as stack:
-        fake_card.Put(stack)(place, kept=2, new=3)
+        fake_gpu.Put(stack)(place, kept=2, new=3)
         assert vars(place) == {"kept": 2, "new": 3}
     assert vars(place) == {"kept": 1}
 
 
 def test_what_has_no_rule_is_an_error_of_its_own():
-    assert issubclass(fake_card.NoRule, RuntimeError)
-    assert str(fake_card.NoRule("my::kernel has no rule")) == "my::kernel has no rule"
+    assert issubclass(fake_gpu.NoRule, RuntimeError)
+    assert str(fake_gpu.NoRule("my::kernel has no rule")) == "my::kernel has no rule"

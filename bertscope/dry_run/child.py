@@ -1,4 +1,4 @@
-"""The process of a dry run: it runs a script as `python train.py` does, on the fake card, and sends the report."""
+"""The process of a dry run: it runs a script as `python train.py` does, on the fake GPU, and sends the report."""
 
 import base64
 import builtins
@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bertscope.dry_run import sandbox
-from bertscope.dry_run.device import FakeCard, lacks_kernel
+from bertscope.dry_run.device import FakeGpu, lacks_kernel
 from bertscope.dry_run.limits import Limits, Stop
 from bertscope.dry_run.recording import WORKSPACES, Recording, short_line
 from bertscope.dry_run.script import ScriptRun, as_asked
@@ -32,7 +32,7 @@ from bertscope.reports.json import typed
 from bertscope.reports.run import RunReport
 from bertscope.reports.step import ByteRange, usable
 from bertscope.torch_access import torch
-from bertscope.torch_access.fake_card import NoRule, Put, fake_card
+from bertscope.torch_access.fake_gpu import NoRule, Put, fake_gpu
 from bertscope.tracing.module_tree import row_paths
 from bertscope.tracing.record import SETUP, Recorder, is_library
 
@@ -51,24 +51,24 @@ def load_what_runs_need() -> None:
 def main() -> None:
     """Run the script that the parent names on standard input, and send its report to standard output."""
     send = sender()
-    asked: ScriptRun = typed(ScriptRun, json.loads(sys.stdin.readline()), "the run")
+    script_run: ScriptRun = typed(ScriptRun, json.loads(sys.stdin.readline()), "the run")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    if asked.sandbox:
+    if script_run.sandbox:
         try:
-            sandbox.enter(asked.sandbox, network=asked.network)
+            sandbox.enter(script_run.sandbox, network=script_run.network)
         except OSError as error:
             reason = _UNCONTAINED.format(reason=one_line(str(error), limit=120), option=name_of("sandbox=False"))
             raise WorkerError(reason) from None
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
-    if asked.memory_limit_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (asked.memory_limit_bytes, asked.memory_limit_bytes))
-    # The driver counts the cards now, and finds none whatever the script sets afterwards.
+    if script_run.memory_limit_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (script_run.memory_limit_bytes, script_run.memory_limit_bytes))
+    # The driver counts the GPUs now, and finds none whatever the script sets afterwards.
     with patch.dict(os.environ, CUDA_VISIBLE_DEVICES="-1"), suppress(OSError, AttributeError):
         ctypes.CDLL("libcuda.so.1").cuInit(0)
 
     needed = [(vars(module), {**vars(module)}) for module in (builtins, os, json, json.encoder, contextlib)]
-    own, write, end = os.getpid(), os.write, os._exit
+    pid, write, end = os.getpid(), os.write, os._exit
     spoiled = b"the script replaced what Python itself needs, and no report could be made\n"
 
     def restore() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
 
     def run() -> None:
         try:
-            _run_file(asked)
+            _run_file(script_run)
         finally:
             restore()
 
@@ -91,13 +91,13 @@ def main() -> None:
         try:
             restore()
             try:
-                message = asked.token, answer()
+                message = script_run.token, answer()
             except BaseException as error:
                 message = error_message(told(error) or WorkerError(_text(error)))
             for stream in (sys.stdout, sys.stderr):
                 with suppress(BaseException):  # a script may have closed or replaced it
                     stream.flush()
-            if os.getpid() == own:
+            if os.getpid() == pid:
                 send(*message)
             code = int(message[0] == ERROR)
         except BaseException:
@@ -105,86 +105,88 @@ def main() -> None:
         finally:
             end(code)
 
-    leave(lambda: record(asked, run, leave))
+    leave(lambda: record(script_run, run, leave))
 
 
-def run_here(function: Callable[[], Any], asked: ScriptRun) -> RunReport:
-    """Run a function in this process on the fake card, and put everything back."""
-    return as_asked(asked, record(asked, function)[0])
+def run_here(function: Callable[[], Any], script_run: ScriptRun) -> RunReport:
+    """Run a function in this process on the fake GPU, and put everything back."""
+    return as_asked(script_run, record(script_run, function)[0])
 
 
 @dataclass
 class Installed:
-    """A fake card with what records the run on it and ends the script."""
+    """A fake GPU with what records the run on it and ends the script."""
 
-    asked: ScriptRun
-    card: FakeCard
+    script_run: ScriptRun
+    device: FakeGpu
     recorder: Recorder
     limits: Limits
     rows: dict[str, str] = field(default_factory=dict)  # module -> its row in a folded tree of the script's models
     assumed: dict[str, None] = field(default_factory=dict)  # lines that asked for a value that is not known
 
     def report(self, failure: str = "") -> tuple[RunReport, str | None]:
-        """Return the report, and the snapshot if it is wanted; with a failure the card had no room.
+        """Return the report, and the snapshot if it is wanted; with a failure the GPU had no room.
 
         Raises WorkerError for what is not recorded.
         """
         self.recorder.close()
         if self.recorder.refusal:
             raise WorkerError(self.recorder.refusal)
-        asked, card, log = self.asked, self.card, self.recorder.log
-        made = RunReport(
-            script=asked.script, arguments=asked.arguments, card=asked.gpu, budget_bytes=asked.budget_bytes,
-            updates=self.recorder.updates, failure=failure, assumed=tuple(self.assumed), remarks=tuple(card.remarks),
-            phases=(),
+        script_run, log, context = self.script_run, self.recorder.log, self.script_run.context
+        report = RunReport(
+            script=script_run.script, arguments=script_run.arguments, card=script_run.gpu, phases=(),
+            budget_bytes=script_run.budget_bytes, updates=self.recorder.updates, failure=failure,
+            assumed=tuple(self.assumed), remarks=tuple(self.device.remarks),
         )  # fmt: skip
         if not log.events:
-            return made, None
+            return report, None
         start = log.refused[-1][2] if log.refused and not failure else 0
-        found = Recording(log, card.kind, start if start < len(log.events) else 0, asked.folder, self.rows)
-        context = asked.context
-        phases = found.phases(context)
-        top = max(range(found.start, len(found.live)), key=found.live.__getitem__)
-        step = log.events[top].position
-        trace = found.trace(step.step) if step.phase != SETUP else None
-        more = found.evaluation(self.limits)
-        beyond = 0 if more is None else max(more.highest_bytes - found.live[top], 0)
-        reserved = beyond + max(event.reserved_bytes for event in log.events[found.start :])
-        device: dict[str, Any] = {
-            "max_allocated_bytes": beyond + max(event.allocated_bytes for event in log.events[found.start :]),
+        start = start if start < len(log.events) else 0
+        recording = Recording(log, self.device.kind, start, script_run.folder, self.rows)
+        report = replace(report, phases=recording.phases(context))
+        top = max(range(start, len(log.events)), key=recording.live.__getitem__)
+        position = log.events[top].position
+        trace = recording.trace(position.step) if position.phase != SETUP else None
+        evaluation = recording.evaluation(self.limits)
+        beyond = 0 if evaluation is None else max(evaluation.highest_bytes - recording.live[top], 0)
+        reserved = beyond + max(event.reserved_bytes for event in log.events[start:])
+        on_gpu: dict[str, Any] = {
+            "max_allocated_bytes": beyond + max(event.allocated_bytes for event in log.events[start:]),
             "context": context, "gpu_bytes": reserved + context.high_bytes,
             "workspace_bytes": sum(block.size_bytes for block in log.blocks if block.part == WORKSPACES),
             "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
         }  # fmt: skip
-        cost = replace(max(phases, key=lambda phase: (phase.peak_bytes, phase.step)).cost, **device)
+        cost = replace(max(report.phases, key=lambda phase: (phase.peak_bytes, phase.step)).cost, **on_gpu)
         sizes = tuple(size for size, _, _ in log.refused)
-        made = replace(made, phases=phases)
-        if asked.budget_bytes is not None and made.has_run:
-            most = asked.budget_bytes, usable(asked.budget_bytes, asked.margin)
-            lacking = [max(reserved + size - own, 0) for size, own in zip(vars(context).values(), most, strict=True)]
+        if script_run.budget_bytes is not None and report.has_run:
+            limits = script_run.budget_bytes, usable(script_run.budget_bytes, script_run.margin)
+            low, high = (
+                max(reserved + size - limit, 0) for size, limit in zip(vars(context).values(), limits, strict=True)
+            )
             if failure and sizes:
-                lacking = [sizes[-1], max(sizes[-1], lacking[1])]
-            shortfall = ByteRange(low_bytes=lacking[0], high_bytes=lacking[1])
-            cost = replace(cost, limit_bytes=asked.budget_bytes, margin=asked.margin, shortfall=shortfall)
-        made = replace(
-            made, held=found.held(top), evaluation=more, cost=cost, refused_bytes=sizes,
-            memory=None if trace is None else memory(trace, "estimated", self.rows, **device),
-            refused_lines=tuple(short_line(line, asked.folder) for _, line, _ in log.refused),
+                low, high = sizes[-1], max(sizes[-1], high)
+            shortfall = ByteRange(low_bytes=low, high_bytes=high)
+            cost = replace(cost, limit_bytes=limits[0], margin=script_run.margin, shortfall=shortfall)
+        report = replace(
+            report, held=recording.held(top), evaluation=evaluation, cost=cost, refused_bytes=sizes,
+            memory=None if trace is None else memory(trace, "estimated", self.rows, **on_gpu),
+            refused_lines=tuple(short_line(line, script_run.folder) for _, line, _ in log.refused),
         )  # fmt: skip
-        picture = base64.b64encode(snapshot(trace)).decode() if asked.wants_snapshot and trace is not None else None
-        return made, picture
+        if trace is None or not script_run.wants_snapshot:
+            return report, None
+        return report, base64.b64encode(snapshot(trace)).decode()
 
 
 def record(
-    asked: ScriptRun, run: Callable[[], Any], leave: Callable[[Callable[[], Any]], None] | None = None
+    script_run: ScriptRun, run: Callable[[], Any], leave: Callable[[Callable[[], Any]], None] | None = None
 ) -> tuple[RunReport, str | None]:
-    """Run a function on the fake card, and return the report and the snapshot.
+    """Run a function on the fake GPU, and return the report and the snapshot.
 
     When the last step has ended, `leave` gets the function that returns them, or without it the function is left by an
-    exception. Raises BertscopeError for a fault of the function, with the line, and WorkerError for a card that cannot
+    exception. Raises BertscopeError for a fault of the function, with the line, and WorkerError for a GPU that cannot
     be installed and for an operator without a rule.
     """
-    with installed(asked) as here:
+    with installed(script_run) as here:
         if leave is not None:
             here.limits.stop = partial(leave, here.report)
         failure = where = ""
@@ -195,15 +197,15 @@ def record(
         except SystemExit as end:
             if end.code is not None and end.code != 0:
                 is_number = isinstance(end.code, int)
-                failure = f"{asked.name} ended with exit code {int(end.code)}" if is_number else _text(end.code)
+                failure = f"{script_run.name} ended with exit code {int(end.code)}" if is_number else _text(end.code)
         except BaseException as error:
             if os.environ.get(_DEBUG, "0") not in ("", "0"):
                 traceback.print_exc()
-            failure, where = _text(error), _place(error, asked.folder)
+            failure, where = _text(error), _place(error, script_run.folder)
             if isinstance(error, NoRule) or lacks_kernel(failure):
                 reason = one_line(f"{failure}; no memory can be told after it", limit=_LONGEST)
                 raise WorkerError(reason, where=where) from None
-            if isinstance(error, OSError) and not asked.network and any(sign in failure for sign in _OF_NETWORK):
+            if isinstance(error, OSError) and not script_run.network and any(sign in failure for sign in _OF_NETWORK):
                 failure = f"{one_line(failure, limit=150)}; let it download with {name_of('network')}"
         is_full = bool(here.recorder.log.refused) and "out of memory" in failure
         if failure and not is_full:
@@ -212,59 +214,61 @@ def record(
 
 
 @contextmanager
-def installed(asked: ScriptRun, kind: type[FakeCard] = FakeCard) -> Iterator[Installed]:
-    """Install the card, what a script finds of it, the recorder and the limits; all is put back at the end."""
+def installed(script_run: ScriptRun, kind: type[FakeGpu] = FakeGpu) -> Iterator[Installed]:
+    """Install the GPU, what a script finds of it, the recorder and the limits; all is put back at the end."""
     with ExitStack() as stack:
-        stack.enter_context(fake_card(has_foreach=kind.has_foreach))
-        card = kind(asked.gpu, asked.limit_bytes, expandable=asked.expandable_segments)
-        recorder = Recorder(card)
-        limits = Limits(recorder, asked.steps)
-        here = Installed(asked, card, recorder, limits)
-        put, given = Put(stack), threading.Thread.start
+        stack.enter_context(fake_gpu(has_foreach=kind.has_foreach))
+        device = kind(script_run.gpu, script_run.limit_bytes, expandable=script_run.expandable_segments)
+        recorder = Recorder(device)
+        limits = Limits(recorder, script_run.steps)
+        here = Installed(script_run, device, recorder, limits)
+        put, start_thread = Put(stack), threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
-            """Start a thread of the script: it finds the card, as a loader of weights that works in threads needs."""
-            own = thread.run
+            """Start a thread of the script: it finds the GPU, as a loader of weights that works in threads needs."""
+            run_thread = thread.run
 
             def run() -> None:
                 with recorder:
-                    own()
+                    run_thread()
 
             thread.run = run  # type: ignore[method-assign]
-            given(thread)
+            start_thread(thread)
 
         def seen(model: torch.nn.Module) -> None:
             here.rows.update(row_paths(model))
-            remark_on_modules(card, model)
+            remark_on_modules(device, model)
 
         put(threading.Thread, start=start)
-        card.asked = lambda what: here.assumed.setdefault(f"{short_line(recorder.line(), asked.folder)} ({what})")
+        device.on_unknown = lambda what: here.assumed.setdefault(
+            f"{short_line(recorder.line(), script_run.folder)} ({what})"
+        )
         recorder.on_new_root.append(seen)
-        stack.enter_context(stubbed(card, limits.followed(), network=asked.network))
+        stack.enter_context(stubbed(device, limits.followed(), network=script_run.network))
         limits.limit(put)
         stack.enter_context(recorder.watching())
         yield here
 
 
-def _run_file(asked: ScriptRun) -> None:
-    sys.argv = [asked.script, *asked.arguments]
-    if asked.is_module:
+def _run_file(script_run: ScriptRun) -> None:
+    sys.argv = [script_run.script, *script_run.arguments]
+    if script_run.is_module:
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(asked.script, run_name="__main__", alter_sys=True)
+        runpy.run_module(script_run.script, run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, asked.folder)
-        runpy.run_path(os.path.join(asked.folder, os.path.basename(asked.script)), run_name="__main__")
+        sys.path.insert(0, script_run.folder)
+        runpy.run_path(os.path.join(script_run.folder, os.path.basename(script_run.script)), run_name="__main__")
 
 
 def _text(error: object) -> str:
     """Return the text of an error of the script with its class, or of what it exits with: code that may fail itself."""
-    words = []
+    parts = []
     with suppress(BaseException):
         if isinstance(error, BaseException) and not isinstance(error, (NoRule, torch.OutOfMemoryError)):
-            words.append(type(error).__name__)
+            parts.append(type(error).__name__)
     with suppress(BaseException):
-        words.append(str(error))
-    return ": ".join(filter(None, words)) or "an error without a text"
+        parts.append(str(error))
+    return ": ".join(filter(None, parts)) or "an error without a text"
 
 
 def _place(error: BaseException, folder: str) -> str:

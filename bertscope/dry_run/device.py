@@ -1,7 +1,7 @@
-"""The fake card of a dry run: what operators return there, and what its kernels and its allocator take.
+"""The fake GPU of a dry run: what operators return there, and what its kernels and its allocator take.
 
-Only operators with a tensor on the card, or that make one there, are fake: data sets, tokenizers, masks and metrics on
-the CPU are real. A tensor on the card has a layout; integers and single numbers keep their value too, which came from
+Only operators with a tensor on the GPU, or that make one there, are fake: data sets, tokenizers, masks and metrics on
+the CPU are real. A tensor on the GPU has a layout; integers and single numbers keep their value too, which came from
 the CPU, so that shapes that depend on masks and lengths are the true ones. A loss, whose value is not known, is 1.0.
 """
 
@@ -24,7 +24,7 @@ from bertscope.torch_access import (
     tree_leaves,
     tree_map,
 )
-from bertscope.torch_access.fake_card import NoRule
+from bertscope.torch_access.fake_gpu import NoRule
 from bertscope.tracing.fake_tensors import OperatorResults, all_valid
 from bertscope.tracing.record import Device
 from bertscope.units import bytes_text
@@ -32,7 +32,7 @@ from bertscope.units import bytes_text
 _MOST_INTEGERS, _MOST_NUMBERS = 2**22, 64  # elements of a tensor whose value is kept
 _FILLED = 65_536  # elements: initial values from here on are left out, which nobody reads
 _COMPARED = ("lt", "le", "gt", "ge")
-_CARD, _CPU = torch.device("cuda", 0), torch.device("cpu")
+_GPU, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _aten = torch.ops.aten
 _COMPARING = (_aten.equal.default, _aten.allclose.default, _aten.is_same_size.default)
 _INITIAL = (_aten.normal_.default, _aten.uniform_.default)
@@ -48,10 +48,10 @@ _FACTORIES = (
 _SIZED = ("full", "zeros", "ones")  # whose first argument is a shape
 
 
-class FakeCard(Device):
-    """A card of fake tensors, with a simulated allocator.
+class FakeGpu(Device):
+    """A GPU of fake tensors, with a simulated allocator.
 
-    `limit_bytes` is what torch may reserve; a request above it raises torch.OutOfMemoryError, as on a card.
+    `limit_bytes` is what torch may reserve; a request above it raises torch.OutOfMemoryError, as on a GPU.
     """
 
     kind, has_foreach, counts_random_states = "cuda", True, False  # the random state of checkpointing is on the CPU
@@ -66,12 +66,14 @@ class FakeCard(Device):
         self.libraries: set[tuple[int, str]] = set()  # thread and library whose workspace is there
         self.stale: dict[int, torch.Tensor] = {}  # values that an operator has overwritten with unknown ones
         self.remarks: dict[str, None] = {}  # on what the numbers leave out
-        self.asked: Callable[[str], None] = lambda what: None  # told of a value that is not known, when it is asked for
+        self.on_unknown: Callable[[str], None] = lambda what: (
+            None
+        )  # told of a value that is not known, when it is asked for
 
     # ---- which operators ----
 
     def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
-        """Return True for an operator with a tensor on the card, or that makes one there."""
+        """Return True for an operator with a tensor on the GPU, or that makes one there."""
         if active_fake_mode() is not None:  # such as DTensor's, which learns the shapes of results by it
             return False
         for value in (*args, *kwargs.values()) if kwargs else args:
@@ -83,7 +85,7 @@ class FakeCard(Device):
         return device is not None and torch.device(device).type == "cuda"
 
     def has(self, tensor: Any) -> bool:
-        """Return True for a tensor in the memory of the card."""
+        """Return True for a tensor in the memory of the GPU."""
         is_there = isinstance(tensor, self.fake) and tensor.fake_device.type == "cuda"
         if is_there and tensor.layout != torch.strided:
             raise NoRule(f"tensors of the layout {tensor.layout} have no rule")
@@ -100,26 +102,26 @@ class FakeCard(Device):
     # ---- results ----
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator on the card; raises NoRule if it is not known."""
+        """Return the result of an operator on the GPU; raises NoRule if it is not known."""
         if operator is _aten.record_stream.default:
             return None
         if operator in _COMPARING:
             known = [self.value(tensor) for tensor in args[:2]]
             if all(value is not None for value in known):
                 return operator(*known, *args[2:], **kwargs)
-            self.asked(operator_name(operator))
+            self.on_unknown(operator_name(operator))
             return True
         if operator is _aten.copy_.default and not isinstance(args[0], self.fake):  # to the CPU
             if (copied := self.value(args[1])) is not None:
                 args[0].copy_(copied)
             return args[0]
-        target = _CARD if kwargs.get("device") is None else torch.device(kwargs["device"])
+        target = _GPU if kwargs.get("device") is None else torch.device(kwargs["device"])
         if operator is _aten._to_copy.default and target.type == "cpu":
             return self.on_cpu(args[0], kwargs.get("dtype"))
-        if target.type == "cuda" and target != _CARD:
+        if target.type == "cuda" and target != _GPU:
             if (target.index or 0) >= torch.cuda.device_count():
                 self.remarks[f"a run has one GPU, which holds what the script puts on {target} too"] = None
-            kwargs = kwargs | {"device": _CARD}
+            kwargs = kwargs | {"device": _GPU}
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         known = self._known(operator, args, kwargs, leaves)
         if operator is _aten.convolution.default:
@@ -147,16 +149,16 @@ class FakeCard(Device):
             packed, lengths = args[:2]
             sizes = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
             return packed.new_empty((int(lengths.sum()), *packed.shape[2:])), torch.tensor(sizes)
-        if operator is _aten.index.Tensor and any(self._is_mask(place) for place in args[1]):
-            places = [inner for place in args[1] for inner in self._places(place)]
-            if not any(self._is_mask(place) for place in places):
-                return self._in_mode(operator, (args[0], places), kwargs)
+        if operator is _aten.index.Tensor and any(self._is_mask(index) for index in args[1]):
+            indices = [inner for index in args[1] for inner in self._indices(index)]
+            if not any(self._is_mask(index) for index in indices):
+                return self._in_mode(operator, (args[0], indices), kwargs)
         if operator in _BY_VALUES or operator is _aten.index.Tensor:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 with self.mode:
                     if (bound := all_valid(operator, args)) is not None:
-                        self.asked(operator_name(operator))
+                        self.on_unknown(operator_name(operator))
                         return bound
         if args and isinstance(args[0], self.fake):
             return self.results.run(operator, args, kwargs)
@@ -168,24 +170,24 @@ class FakeCard(Device):
 
     def _fake(self, like: Any, dtype: torch.dtype | None = None) -> Any:
         with self.mode:
-            return torch.empty_strided(like.shape, like.stride(), dtype=dtype or like.dtype, device=_CARD)
+            return torch.empty_strided(like.shape, like.stride(), dtype=dtype or like.dtype, device=_GPU)
 
-    def _is_mask(self, place: Any) -> bool:
-        return isinstance(place, self.fake) and place.dtype == torch.bool
+    def _is_mask(self, index: Any) -> bool:
+        return isinstance(index, self.fake) and index.dtype == torch.bool
 
-    def _places(self, place: Any) -> list[Any]:
-        """Return the places that an index names: for a mask with a value as many as it has true elements."""
-        known = self.value(place) if self._is_mask(place) else None
+    def _indices(self, index: Any) -> list[Any]:
+        """Return the indices that an index names: for a mask with a value as many as it has true elements."""
+        known = self.value(index) if self._is_mask(index) else None
         if known is None:
-            return [place]
+            return [index]
         count = int(known.sum())
         with self.mode:
-            return [torch.empty(count, dtype=torch.long, device=_CARD) for _ in range(known.dim())]
+            return [torch.empty(count, dtype=torch.long, device=_GPU) for _ in range(known.dim())]
 
     # ---- values ----
 
     def value(self, tensor: Any) -> torch.Tensor | None:
-        """Return the value of a tensor; None for one of the card whose value is not known."""
+        """Return the value of a tensor; None for one on the GPU whose value is not known."""
         if not isinstance(tensor, self.fake):
             return tensor if isinstance(tensor, torch.Tensor) else None
         known: torch.Tensor | None = vars(tensor).get(_VALUE)
@@ -196,7 +198,7 @@ class FakeCard(Device):
         known, kind = self.value(tensor), tensor.dtype
         is_float = kind.is_floating_point
         if (known is None and not is_float) or _GUESSED in vars(tensor):
-            self.asked("item")
+            self.on_unknown("item")
         return known.item() if known is not None else 1.0 if is_float else False if kind == torch.bool else 0
 
     def on_cpu(self, tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -237,18 +239,18 @@ class FakeCard(Device):
 
     def _keep(self, operator: Any, out: Any, known: Any, leaves: list[Any]) -> None:
         """Keep the values of results; a single float without one is 1."""
-        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, self.fake)]
+        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, self.fake)]
         is_guess = any(_GUESSED in vars(leaf) for leaf in leaves if isinstance(leaf, self.fake))
         if known is not None:
             values = [leaf for leaf in tree_leaves(known) if isinstance(leaf, torch.Tensor)]
             is_one = any(_ONE in vars(leaf) for leaf in leaves if isinstance(leaf, self.fake))
             is_guess |= is_one and operator_name(operator) in _COMPARED
-            for tensor, value in zip(made, values, strict=False):
+            for tensor, value in zip(results, values, strict=False):
                 if _is_kept(value):
                     vars(tensor)[_VALUE] = value
                     vars(tensor).update({_ONE: True} if is_one else {}, **({_GUESSED: True} if is_guess else {}))
             return
-        for tensor in made:
+        for tensor in results:
             if tensor.dim() == 0 and tensor.dtype.is_floating_point:
                 vars(tensor)[_VALUE], vars(tensor)[_ONE] = torch.ones((), dtype=tensor.dtype), True
 
@@ -280,20 +282,20 @@ class FakeCard(Device):
         name = operator_name(operator)
         if name not in MATRICES:
             return []
-        found = []
+        workspaces = []
         libraries = {"cuBLAS": (threading.get_ident(), blas_bytes(None if self.gpu is None else capability(self.gpu)))}
         if name == "addmm":
             libraries["cuBLASLt"] = (0, LT_WORKSPACE_BYTES)
         for library, (thread, size) in libraries.items():
             if (thread, library) not in self.libraries:
                 self.libraries.add((thread, library))
-                found.append((library, size))
-        return found
+                workspaces.append((library, size))
+        return workspaces
 
     def scratch(self, operator: Any, args: Any) -> Any:
-        """Return what a kernel allocates while it runs; an index by masks the places of their true elements."""
+        """Return what a kernel allocates while it runs; an index by masks the indices of their true elements."""
         if operator is _aten.index.Tensor and any(map(self._is_mask, args[1])):
-            masks = (self.value(place) for place in args[1] if self._is_mask(place))
+            masks = (self.value(index) for index in args[1] if self._is_mask(index))
             return sum(8 * int(known.sum()) * known.dim() for known in masks if known is not None)
         return cuda_scratch(operator, args, self.threads)
 
@@ -303,7 +305,7 @@ class FakeCard(Device):
 
 
 # In the text of an error of a kernel or a function of the driver that is not there.
-_OF_CARD = (
+_OF_GPU = (
     "Could not run", "not implemented", "data pointer", "data_ptr", "DynamicOutput", "DataDependent",
     "dummy base class", "'torch._C' has no attribute", "not compiled with CUDA", "ATen_cuda",
 )  # fmt: skip
@@ -315,5 +317,5 @@ def _is_kept(value: torch.Tensor) -> bool:
 
 
 def lacks_kernel(error: str) -> bool:
-    """Return True for an error of a kernel that needs a real card or real values, not of the user's arguments."""
-    return any(sign in error for sign in _OF_CARD)
+    """Return True for an error of a kernel that needs a real GPU or real values, not of the user's arguments."""
+    return any(sign in error for sign in _OF_GPU)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertscope.torch_access import nn, torch
-from bertscope.torch_access.fake_card import Put
+from bertscope.torch_access.fake_gpu import Put
 from bertscope.tracing.record import Recorder, is_training
 
 # Of an evaluation all of at most so many batches run, else the first few: the first one often begins what is kept, the
@@ -49,13 +49,14 @@ class Limits:
     def limit(self, put: Put) -> None:
         """End loaders, and the script."""
         loader = torch.utils.data.DataLoader
-        given, made, limits = loader.__iter__, loader.__init__, self
+        iterate, initialize, limits = loader.__iter__, loader.__init__, self
 
-        def begin(own: Any, *args: Any, **kwargs: Any) -> None:
-            made(own, *args, **(kwargs | ({"pin_memory": False} if kwargs.get("pin_memory") else {})))
+        def begin(loader_itself: Any, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("pin_memory", None)
+            initialize(loader_itself, *args, **kwargs)
 
-        def batches(own: Any) -> Iterator[Any]:
-            return limits._batches(own, given(own))
+        def batches(loader_itself: Any) -> Iterator[Any]:
+            return limits._batches(loader_itself, iterate(loader_itself))
 
         put(loader, __iter__=batches, __init__=begin)
 
@@ -80,13 +81,13 @@ class Limits:
         if has_evaluated or updates >= self.steps + (_MORE_STEPS if self.has_loader else 1):
             self.stop()
 
-    def _batches(self, loader: Any, found: Iterator[Any]) -> Iterator[Any]:
+    def _batches(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         recorder, total = self.recorder, 0
         begun = recorder.updates, self.trained, self.evaluated
         with suppress(TypeError):  # of an iterable data set, without a length
             total = len(loader)
         most = total if 0 < total <= MOST_BATCHES else FEW_BATCHES
-        for number, batch in enumerate(found):
+        for number, batch in enumerate(batches):
             has_trained = self.trained > begun[1]
             self.has_loader |= has_trained
             if recorder.updates > begun[0] and recorder.updates >= self.steps:
@@ -107,10 +108,10 @@ class Limits:
     def _follow_trainer(self, put: Put, module: Any) -> None:
         """Let transformers' Trainer save nothing, too."""
         flow, limits = module.DefaultFlowCallback, self
-        given = flow.on_step_end
+        original = flow.on_step_end
 
-        def on_step_end(own: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-            control = given(own, args, state, control, **kwargs)
+        def on_step_end(callback: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            control = original(callback, args, state, control, **kwargs)
             evaluates = str(getattr(args, "eval_strategy", "no")).rpartition(".")[2].lower() != "no"
             control.should_evaluate |= evaluates and state.global_step >= limits.steps
             control.should_save = False
@@ -120,12 +121,12 @@ class Limits:
 
     def _follow_lightning(self, put: Put, module: Any) -> None:
         loop, limits = vars(module)["_TrainingEpochLoop"], self
-        given = loop.on_advance_end
+        original = loop.on_advance_end
 
-        def on_advance_end(own: Any, *args: Any) -> None:
+        def on_advance_end(loop_itself: Any, *args: Any) -> None:
             if limits.recorder.updates >= limits.steps:
-                own.trainer.val_check_batch = 1  # batches between two validations
-            given(own, *args)
+                loop_itself.trainer.val_check_batch = 1  # batches between two validations
+            original(loop_itself, *args)
 
         put(loop, on_advance_end=on_advance_end)
 

@@ -24,7 +24,7 @@ _KEPT, _STATE, _TEMPORARY = "activations", "optimizer_state", "temporaries"
 
 
 class Recording:
-    """A log with the size, the part and the live bytes of its blocks and events, on a card with its granule.
+    """A log with the size, the part and the live bytes of its blocks and events, on a device with its granule.
 
     `folder` is that of the script, and `rows` has the row of each module's path in a folded tree. What is before event
     `start` is left out of peaks: a script that went on after an error began anew there.
@@ -72,22 +72,22 @@ class Recording:
         What lives when a phase begins counts too.
         """
         order = {key: begun for key, begun, _ in reversed([*self.runs()])} | self.log.begun
-        found = {key: begun - 1 for key, begun in self.log.begun.items() if begun > self.start}
+        moments = {key: begun - 1 for key, begun in self.log.begun.items() if begun > self.start}
         for key, begun, end in self.runs():
             best = max(range(max(begun - 1, 0), end), key=self.live.__getitem__)
-            if key not in found or self.live[best] > self.live[found[key]]:
-                found[key] = best
-        return dict(sorted(found.items(), key=lambda item: (item[0][0], order[item[0]])))
+            if key not in moments or self.live[best] > self.live[moments[key]]:
+                moments[key] = best
+        return dict(sorted(moments.items(), key=lambda item: (item[0][0], order[item[0]])))
 
     def parts_at(self, moments: Sequence[int]) -> dict[int, Parts]:
         """Return the bytes of each part after each of these events."""
-        sums, wanted, found = dict.fromkeys(_NAMES, 0), set(moments), {}
+        sums, wanted, parts = dict.fromkeys(_NAMES, 0), set(moments), {}
         for number, (event, change) in enumerate(zip(self.log.events, self.changes, strict=True)):
             if (part := self.parts[max(event.block, ~event.block)]) != WORKSPACES:
                 sums[part] += change
             if number in wanted:
-                found[number] = Parts(**sums)
-        return found
+                parts[number] = Parts(**sums)
+        return parts
 
     def alive_at(self, moment: int) -> list[int]:
         """Return the blocks that live after an event, but for workspaces."""
@@ -129,7 +129,7 @@ class Recording:
             reserved[event.position[:2]] = max(reserved[event.position[:2]], event.reserved_bytes)
         left = {key: self.live[moment] for key, moment in peaks.items()}
         left |= {key: self.live[end - 1] for key, _, end in self.runs()}
-        made = []
+        rows = []
         for (step, phase), moment in peaks.items():
             event = events[moment]
             is_within = event.position[:2] == (step, phase)  # else the peak is what the phase began with
@@ -141,9 +141,9 @@ class Recording:
                 peak=peak, context=context, reserved=ByteRange(low_bytes=most, high_bytes=most) if most else None,
                 gpu_bytes=(most or peak.peak_bytes) + context.high_bytes,
             )  # fmt: skip
-            made.append(RunPhase(step=0 if phase == SETUP else step + 1, cost=cost, left_bytes=left[step, phase],
+            rows.append(RunPhase(step=0 if phase == SETUP else step + 1, cost=cost, left_bytes=left[step, phase],
                                  line=self.line(call)))  # fmt: skip
-        return tuple(made)
+        return tuple(rows)
 
     def held(self, moment: int) -> tuple[HeldRow, ...]:
         """Return what lives at a moment, by the line, module and phase that allocated it, the most first."""
@@ -152,9 +152,9 @@ class Recording:
             block = self.log.blocks[number]
             phase = self.log.events[block.born].position.phase
             sums[self.line(block.call), self.row(block.owner), phase, self.parts[number]].append(self.sizes[number])
-        made = [HeldRow(line=line, path=path, phase=phase, part=part, blocks=len(sizes), held_bytes=sum(sizes))
+        rows = [HeldRow(line=line, path=path, phase=phase, part=part, blocks=len(sizes), held_bytes=sum(sizes))
                 for (line, path, phase, part), sizes in sums.items()]  # fmt: skip
-        return tuple(sorted(made, key=lambda row: (-row.held_bytes, row.line, row.path)))
+        return tuple(sorted(rows, key=lambda row: (-row.held_bytes, row.line, row.path)))
 
     def evaluation(self, limits: Limits) -> RunEvaluation | None:
         """Return the evaluation with the highest peak over all of its batches, of those that did not run whole."""
@@ -170,16 +170,16 @@ class Recording:
         added = self.live[last - 1] - self.live[third - 1]
         if added <= 0:
             return None
-        kept = set()  # bytes of each batch; what joins them grows, and has those of all batches up to this one
+        sizes = set()  # bytes of each batch; what joins them grows, and has those of all batches up to this one
         for block in log.blocks:
             if second <= block.born < third and not 0 <= block.freed < third:
-                kept |= {block.size_bytes // times for times in (1, one.ran - 2)}
+                sizes |= {block.size_bytes // times for times in (1, one.ran - 2)}
         joined_rows = set()
         more, live, peak = one.total - one.ran, self.live[last - 1], self.live[last - 1]
         for event, change in zip(log.events[last:end], self.changes[last:end], strict=True):
             block = log.blocks[max(event.block, ~event.block)]
             rows, each = block.shape[:1], one.ran if block.born >= last else one.ran - 1
-            is_joined = self.log.operator(block.call) in _JOINING and block.size_bytes / each in kept
+            is_joined = self.log.operator(block.call) in _JOINING and block.size_bytes / each in sizes
             if block.born >= last:
                 if is_joined:
                     joined_rows.add(rows)

@@ -52,8 +52,8 @@ class _System:
         self.library = ctypes.CDLL(None, use_errno=True)
 
     def mount(self, source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-        given = (text.encode() or None for text in (source, target, kind))
-        _call(self.library.mount(*given, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
+        arguments = (text.encode() or None for text in (source, target, kind))
+        _call(self.library.mount(*arguments, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
 
     def read_only(self, path: str) -> None:
         attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
@@ -112,11 +112,11 @@ def _wait_and_leave(child: int, most: int = 0) -> None:
 
 def _mounts() -> dict[str, str]:
     """Return the kind of the file system of each mount by its path; of several at one path the last."""
-    found = {}
+    kinds = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
-        found[before.split(" ")[4].encode().decode("unicode_escape")] = after.split(" ")[0]
-    return found
+        kinds[before.split(" ")[4].encode().decode("unicode_escape")] = after.split(" ")[0]
+    return kinds
 
 
 class _Cover:
@@ -148,17 +148,17 @@ class _Cover:
             return
         os.chmod(target, os.stat(path).st_mode & 0o7777)
         for entry in os.scandir(path):
-            own = self.root + entry.path
+            covered = self.root + entry.path
             if entry.is_symlink():
-                os.symlink(os.readlink(entry.path), own)
+                os.symlink(os.readlink(entry.path), covered)
             elif entry.is_dir():
-                os.mkdir(own)
+                os.mkdir(covered)
                 with suppress(PermissionError):  # what this user may not read
                     self.add(entry.path)
             elif entry.is_file():
-                Path(own).touch()
-                self.system.mount(entry.path, own, flags=_BIND)
-                self.system.read_only(own)
+                Path(covered).touch()
+                self.system.mount(entry.path, covered, flags=_BIND)
+                self.system.read_only(covered)
 
     def overlay(self, path: str) -> None:
         """Cover a folder by a layer that takes what is written."""

@@ -31,7 +31,7 @@ _Start = Callable[[], Child | ForkedChild]
 
 
 class ScriptRun(Record):
-    """A script with its arguments, and the card that it finds."""
+    """A script with its arguments, and the GPU that it finds."""
 
     script: str  # its path, or the name of a module
     arguments: tuple[str, ...] = ()
@@ -56,17 +56,17 @@ class ScriptRun(Record):
         return os.path.basename(self.script)
 
 
-def starting_runs(asked: ScriptRun) -> AbstractContextManager[_Start]:
+def starting_runs(script_run: ScriptRun) -> AbstractContextManager[_Start]:
     """Return a context with a function that starts the process of a run: a fork of one that has imported torch."""
-    if not asked.is_module and not Path(asked.script).is_file():
-        raise SourceError(f"there is no script {asked.script!r}; name a Python file, or a module with -m")
+    if not script_run.is_module and not Path(script_run.script).is_file():
+        raise SourceError(f"there is no script {script_run.script!r}; name a Python file, or a module with -m")
     return starting("bertscope.dry_run.child:load_what_runs_need", "bertscope.dry_run.child:main")
 
 
 def dry_run(
-    asked: ScriptRun, *, start: _Start, timeout_seconds: float, is_contained: bool = True
+    script_run: ScriptRun, *, start: _Start, timeout_seconds: float, is_contained: bool = True
 ) -> tuple[RunReport, bytes | None]:
-    """Run a script in a process of its own, and return what it would hold on the card, and a snapshot if it is wanted.
+    """Run a script in a process of its own, and return what it would hold on the GPU, and a snapshot if it is wanted.
 
     Raises BertscopeError for a fault of the script, with its line, and WorkerError for one of the run: an operator
     without a rule, the time, the end of the process.
@@ -77,28 +77,28 @@ def dry_run(
             stack.callback(folder.cleanup)
             inside = os.path.join(folder.name, "sandbox")
             os.mkdir(inside)
-            asked = replace(asked, sandbox=inside)
-        asked = replace(asked, token=secrets.token_hex())
-        worker = Worker(start(), partial(_message, asked.token), echo=sys.stderr)
+            script_run = replace(script_run, sandbox=inside)
+        script_run = replace(script_run, token=secrets.token_hex())
+        worker = Worker(start(), partial(_message, script_run.token), echo=sys.stderr)
         stack.callback(worker.stop)
-        worker.send(asdict(asked))
+        worker.send(asdict(script_run))
         begun = time.monotonic()
         while True:
             seconds = time.monotonic() - begun
-            progress(f"running {asked.name}: {seconds:.0f} s")
+            progress(f"running {script_run.name}: {seconds:.0f} s")
             if message := worker.receive(min(max(timeout_seconds - seconds, 0.0), 1.0)):
                 break
             if seconds >= timeout_seconds:
                 raise WorkerError(
-                    f"{asked.name} ran for longer than {timeout_seconds:g} s; give a longer {name_of('timeout')}"
+                    f"{script_run.name} ran for longer than {timeout_seconds:g} s; give a longer {name_of('timeout')}"
                 )
         kind, content = message
         if kind == ERROR:
             raise content
         if kind in (ENDED, GARBLED):
             reason = content if kind == GARBLED else worker.death()
-            raise WorkerError(f"the process of {asked.name} {reason}")
-    report = as_asked(asked, content[0])
+            raise WorkerError(f"the process of {script_run.name} {reason}")
+    report = as_asked(script_run, content[0])
     return report, base64.b64decode(content[1]) if content[1] else None
 
 
@@ -110,37 +110,39 @@ def _message(token: str, line: bytes) -> tuple[str, Any]:
     return kind, (typed(RunReport, report, "the report of the script"), str(picture or ""))
 
 
-def as_asked(asked: ScriptRun, sent: RunReport) -> RunReport:
+def as_asked(script_run: ScriptRun, sent: RunReport) -> RunReport:
     """Return the report that was sent, with what was asked for as this process knows it."""
     if not sent.phases:
         raise SelectionError(
-            f"{asked.name} put nothing on a CUDA device; does it choose the device by torch.cuda.is_available()? "
+            f"{script_run.name} put nothing on a CUDA device; does it choose the device by torch.cuda.is_available()? "
             f"{UNRECORDED.capitalize()}"
         )
-    return replace(sent, script=asked.script, arguments=asked.arguments, card=asked.gpu,
-                   budget_bytes=asked.budget_bytes)  # fmt: skip
+    return replace(sent, script=script_run.script, arguments=script_run.arguments, card=script_run.gpu,
+                   budget_bytes=script_run.budget_bytes)  # fmt: skip
 
 
-def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport], budget_bytes: int) -> RunFitReport:
+def fitted(
+    script_run: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport], budget_bytes: int
+) -> RunFitReport:
     """Return the largest value of an argument with which a script fits; `wanted` is NAME=low..high.
 
-    The bytes on the card at the two largest values that fit give a line, and where it ends is the next guess; a guess
+    The bytes on the GPU at the two largest values that fit give a line, and where it ends is the next guess; a guess
     above a value that does not fit gives way to the middle.
     """
-    found = _RANGE.fullmatch(wanted)
-    if found is None or int(found[2]) < 1 or int(found[2]) > int(found[3]):
+    match = _RANGE.fullmatch(wanted)
+    if match is None or int(match[2]) < 1 or int(match[2]) > int(match[3]):
         raise SelectionError(f"a search is NAME=low..high, such as batch_size=1..512; got {wanted[:60]!r}")
-    name, low, high = found[1], int(found[2]), int(found[3])
+    name, low, high = match[1], int(match[2]), int(match[3])
     rows: dict[int, RunFit] = {}
 
     def fits(value: int) -> bool:
         if value not in rows:
             progress(f"running with {name} {value}")
-            report = run(replace(asked, arguments=tuple(with_value(asked.arguments, name, value))))
+            report = run(replace(script_run, arguments=tuple(with_value(script_run.arguments, name, value))))
             if report.cost is None:
-                raise SelectionError(f"{asked.name} allocates nothing on a CUDA device")
+                raise SelectionError(f"{script_run.name} allocates nothing on a CUDA device")
             if not report.has_run:
-                raise WorkerError(f"{asked.name}: {NOTHING_RAN}")
+                raise WorkerError(f"{script_run.name}: {NOTHING_RAN}")
             rows[value] = RunFit(value=value, cost=report.cost)
         return rows[value].answer == YES
 
@@ -151,7 +153,7 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
         if one is not None and two is not None and two.cost.gpu_bytes > one.cost.gpu_bytes:
             slope = (two.cost.gpu_bytes - one.cost.gpu_bytes) / (two.value - one.value)
             value = int(two.value + (two.cost.usable_bytes - two.cost.gpu_bytes) / slope)
-        if value >= most or value <= least + 1:  # the card's bytes grow in steps of 2 MiB
+        if value >= most or value <= least + 1:  # the bytes on the GPU grow in steps of 2 MiB
             value = (least + most) // 2 if most <= high else min(max(value, least + least // 32 + 1), high)
         least, most = (value, most) if fits(value) else (least, value)
     ordered = tuple(rows[value] for value in sorted(rows))
@@ -162,8 +164,8 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
     if peaks != sorted(peaks):
         remarks.append(f"the peak does not grow evenly with {name}; a value between may not fit")
     return RunFitReport(
-        script=asked.script, arguments=asked.arguments, argument=name, low=low, high=high,
-        largest=least if least >= low else 0, card=asked.gpu, budget_bytes=budget_bytes, rows=ordered,
+        script=script_run.script, arguments=script_run.arguments, argument=name, low=low, high=high,
+        largest=least if least >= low else 0, card=script_run.gpu, budget_bytes=budget_bytes, rows=ordered,
         remarks=tuple(remarks),
     )  # fmt: skip
 
@@ -171,10 +173,10 @@ def fitted(asked: ScriptRun, wanted: str, run: Callable[[ScriptRun], RunReport],
 def with_value(arguments: Sequence[str], name: str, value: int) -> list[str]:
     """Return arguments in which a name has this value: where it stands, as `--name 8`, `--name=8` or `name=8`."""
     plain = name.lstrip("-").replace("-", "_")
-    made, is_there = list(arguments), False
+    changed, is_there = list(arguments), False
     for number, word in enumerate(arguments):
         key, equals, _ = word.partition("=")
         if key.lstrip("-").replace("-", "_") == plain and (equals or key.startswith("-")):
-            made[number : number + (1 if equals else 2)] = [f"{key}={value}"] if equals else [word, str(value)]
+            changed[number : number + (1 if equals else 2)] = [f"{key}={value}"] if equals else [word, str(value)]
             is_there = True
-    return made if is_there else [*made, f"--{name}", str(value)]
+    return changed if is_there else [*changed, f"--{name}", str(value)]

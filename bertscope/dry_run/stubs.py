@@ -1,4 +1,4 @@
-"""The stubs that a script finds in place of a card: torch.cuda answers from the simulated allocator.
+"""The stubs that a script finds instead of a GPU: torch.cuda answers from the simulated allocator.
 
 Everything here is put back at the end of the context, so that a function can run in a user's own process.
 """
@@ -19,17 +19,17 @@ from typing import Any
 from unittest.mock import patch
 
 from bertscope.checkpoints.safetensors import DTYPES
-from bertscope.dry_run.device import FakeCard
+from bertscope.dry_run.device import FakeGpu
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import capability, processors, sdpa_kernel
 from bertscope.memory.kernels import attention
 from bertscope.sources.find import load
 from bertscope.torch_access import nn, torch
 from bertscope.torch_access.distributed import fake_store
-from bertscope.torch_access.fake_card import NoRule, Put, loading
+from bertscope.torch_access.fake_gpu import NoRule, Put, loading
 
-_MEMORY = 80 * 2**30  # of a card that has no name
-# Functions of torch.cuda that return nothing: seeds and states of the card, and what waits for it or empties it.
+_MEMORY = 80 * 2**30  # of a GPU without a name
+# Functions of torch.cuda that return nothing: seeds and states of the GPU, and what waits for it or empties it.
 _IGNORED = """
     _lazy_init _lazy_call init set_device synchronize ipc_collect manual_seed manual_seed_all seed seed_all
     set_rng_state set_rng_state_all set_per_process_memory_fraction _record_memory_history _dump_snapshot check_error
@@ -63,10 +63,10 @@ class _Imports(MetaPathFinder):
         act = self.waiting.pop(fullname, None)
         spec = None if act is None else find_spec(fullname)
         if act is not None and spec is not None and spec.loader is not None:
-            given = spec.loader.exec_module
+            original = spec.loader.exec_module
 
             def run(module: Any) -> None:
-                given(module)
+                original(module)
                 act(module)
 
             spec.loader.exec_module = run  # type: ignore[method-assign]
@@ -74,7 +74,7 @@ class _Imports(MetaPathFinder):
 
 
 class _Handle:
-    """A stream, an event or an index of the card: nothing waits for it."""
+    """A stream, an event or an index of the GPU: nothing waits for it."""
 
     device_index = cuda_stream = priority = idx = prev_idx = 0
 
@@ -102,17 +102,17 @@ def _inference_mode(mode: Any = True) -> Any:
 
 @contextmanager
 def stubbed(
-    card: FakeCard, actions: Mapping[str, Callable[[Put, Any], None]], *, network: bool = False
+    device: FakeGpu, actions: Mapping[str, Callable[[Put, Any], None]], *, network: bool = False
 ) -> Iterator[None]:
-    """Let the code in this context find the card: torch.cuda, its kernel of attention, what cannot run on it.
+    """Let the code in this context find the GPU: torch.cuda, its kernel of attention, what cannot run on it.
 
     `actions` are called with modules of libraries when the code imports them.
     """
     with ExitStack() as stack:
         put = Put(stack)
-        _cuda(put, card)
+        _cuda(put, device)
         _legacy_types(put)
-        _kernels(put, stack, card)
+        _kernels(put, stack, device)
         _saving(put)
         _ranks(put)
         offline = {} if network else dict.fromkeys(_OFFLINE, "1") | {"WANDB_MODE": "disabled"}
@@ -120,8 +120,8 @@ def stubbed(
 
         def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
             """Run no kernel of Triton: it writes into tensors that exist."""
-            card.remarks["Triton's kernels did not run; they allocate nothing"] = None
-            card.overwritten((args, kwargs))
+            device.remarks["Triton's kernels did not run; they allocate nothing"] = None
+            device.overwritten((args, kwargs))
 
         known: dict[str, Callable[[Any], None]] = {
             "triton.runtime.jit": lambda module: put(module.JITFunction, run=launch),
@@ -132,7 +132,7 @@ def stubbed(
             "transformers.configuration_utils": lambda module: _else_of_preset(
                 put, module.PretrainedConfig, "get_config_dict", _config_of),
             "transformers.modeling_utils": lambda module: _else_of_preset(
-                put, module.PreTrainedModel, "from_pretrained", partial(_model_of, card)),
+                put, module.PreTrainedModel, "from_pretrained", partial(_model_of, device)),
         }  # fmt: skip
         finder = _Imports(known | {name: partial(act, put) for name, act in actions.items()})
         sys.meta_path.insert(0, finder)
@@ -142,11 +142,11 @@ def stubbed(
 
 def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any]) -> None:
     """Let a class of transformers take the preset that a name on the hub stands for, where nothing is in the cache."""
-    given = getattr(kind, name).__func__
+    original = getattr(kind, name).__func__
 
     def method(cls: Any, /, source: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return given(cls, source, *args, **kwargs)
+            return original(cls, source, *args, **kwargs)
         except OSError:
             with suppress(BertscopeError):
                 if not os.path.exists(str(source)):
@@ -162,28 +162,28 @@ def _config_of(cls: Any, preset: Any, name: str, **kwargs: Any) -> Any:
                                            if key not in _OF_HUB.split() and key[0] != "_"}  # fmt: skip
 
 
-def _model_of(card: FakeCard, cls: Any, preset: Any, name: str, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+def _model_of(device: FakeGpu, cls: Any, preset: Any, name: str, *args: Any, config: Any = None, **kwargs: Any) -> Any:
     """Return the model of a preset without its weights, which are not here: they have no effect on memory."""
-    found = config if config is not None else cls.config_class.from_pretrained(name)
-    for key in [key for key in kwargs if hasattr(found, key)]:  # such as num_labels
-        setattr(found, key, kwargs.pop(key))
-    card.remarks[f"{name} was made from its preset: its weights are not here, and have no effect on memory"] = None
-    model = cls(found, *args).eval()
+    model_config = config if config is not None else cls.config_class.from_pretrained(name)
+    for key in [key for key in kwargs if hasattr(model_config, key)]:  # such as num_labels
+        setattr(model_config, key, kwargs.pop(key))
+    device.remarks[f"{name} was made from its preset: its weights are not here, and have no effect on memory"] = None
+    model = cls(model_config, *args).eval()
     dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
     return model.to(dtype) if isinstance(dtype, torch.dtype) else model
 
 
-def remark_on_modules(card: FakeCard, model: nn.Module) -> None:
-    """Note modules whose kernels on a card take more or less than their single operators."""
+def remark_on_modules(device: FakeGpu, model: nn.Module) -> None:
+    """Note modules whose kernels on a GPU take more or less than their single operators."""
     kinds = {type(module) for module in model.modules()}
     if any(issubclass(kind, nn.RNNBase) for kind in kinds):
-        card.remarks["not counted: what cuDNN's recurrent layers reserve; they ran as single operators"] = None
+        device.remarks["not counted: what cuDNN's recurrent layers reserve; they ran as single operators"] = None
     if any(issubclass(kind, nn.TransformerEncoderLayer) for kind in kinds):
-        card.remarks["an evaluation of nn.TransformerEncoderLayer ran without torch's fast path"] = None
+        device.remarks["an evaluation of nn.TransformerEncoderLayer ran without torch's fast path"] = None
 
 
-def _cuda(put: Put, card: FakeCard) -> None:
-    gpu, allocator = card.gpu, card.allocator
+def _cuda(put: Put, device: FakeGpu) -> None:
+    gpu, allocator = device.gpu, device.allocator
     total = gpu.memory_bytes if gpu is not None else _MEMORY
     limit = total if allocator.limit_bytes is None else allocator.limit_bytes
     able = (capability(gpu) if gpu is not None else None) or (8, 0)
@@ -197,11 +197,11 @@ def _cuda(put: Put, card: FakeCard) -> None:
     state = torch.zeros(16, dtype=torch.uint8)
 
     def stats(*_: Any) -> Any:
-        found: dict[str, int] = defaultdict(int)
+        counters: dict[str, int] = defaultdict(int)
         for kind in ("allocated", "reserved"):
-            found[f"{kind}_bytes.all.current"] = getattr(allocator, f"{kind}_bytes")
-            found[f"{kind}_bytes.all.peak"] = getattr(allocator, f"peak_{kind}_bytes")
-        return found
+            counters[f"{kind}_bytes.all.current"] = getattr(allocator, f"{kind}_bytes")
+            counters[f"{kind}_bytes.all.peak"] = getattr(allocator, f"peak_{kind}_bytes")
+        return counters
 
     def reset(*_: Any) -> None:
         allocator.peak_allocated_bytes, allocator.peak_reserved_bytes = (
@@ -232,17 +232,17 @@ def _cuda(put: Put, card: FakeCard) -> None:
         "get_rng_state": lambda *_: state.clone(), "get_rng_state_all": lambda: [state.clone()],
     }  # fmt: skip
     starts = ("torch.cuda", "torch.accelerator")
-    for place in [module for name, module in sys.modules.items() if name.startswith(starts)]:
-        put(place, **{key: _own(value) for key, value in answers.items() if key in vars(place)})
+    for module in [module for name, module in sys.modules.items() if name.startswith(starts)]:
+        put(module, **{key: _own(value) for key, value in answers.items() if key in vars(module)})
 
 
 def _legacy_types(put: Put) -> None:
     """Have torch.cuda.FloatTensor and its like make tensors, and be a type for `Tensor.type`."""
-    given, kinds = torch.Tensor.type, {name: partial(_legacy, getattr(torch, name).dtype) for name in _LEGACY}
+    original, kinds = torch.Tensor.type, {name: partial(_legacy, getattr(torch, name).dtype) for name in _LEGACY}
     dtypes = {key: kind.args[0] for name, kind in kinds.items() for key in (f"torch.cuda.{name}", kind)}
 
     def typed(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return tensor.to("cuda", dtypes[dtype]) if dtype in dtypes else given(tensor, dtype, *args, **kwargs)
+        return tensor.to("cuda", dtypes[dtype]) if dtype in dtypes else original(tensor, dtype, *args, **kwargs)
 
     put(torch.cuda, **kinds)
     put(torch.Tensor, type=typed)
@@ -262,24 +262,24 @@ def _own(answer: Any) -> Any:
     return (lambda *args, **kwargs: answer(*args, **kwargs)) if callable(answer) else lambda *_, **__: answer
 
 
-def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
+def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
     """Choose kernels as CUDA does, and take the ordinary ones where fake tensors have no other."""
 
     def chosen(dtype: torch.dtype) -> str:
-        """Return the kernel of attention that the card and the script's own settings ask for."""
+        """Return the kernel of attention that the GPU and the script's own settings ask for."""
         able = torch.backends.cuda
-        asked = "auto" if card.gpu is None else sdpa_kernel(card.gpu, str(dtype)[6:])
-        if asked == "cudnn" and not getattr(able, "cudnn_sdp_enabled", lambda: False)():
-            asked = "auto"
-        if asked == "auto" and not able.flash_sdp_enabled():
-            asked = "efficient"
-        return "math" if asked == "efficient" and not able.mem_efficient_sdp_enabled() else asked
+        kernel = "auto" if device.gpu is None else sdpa_kernel(device.gpu, str(dtype)[6:])
+        if kernel == "cudnn" and not getattr(able, "cudnn_sdp_enabled", lambda: False)():
+            kernel = "auto"
+        if kernel == "auto" and not able.flash_sdp_enabled():
+            kernel = "efficient"
+        return "math" if kernel == "efficient" and not able.mem_efficient_sdp_enabled() else kernel
 
     functional = nn.functional
     fused = attention(chosen, "cuda")
 
     def scaled(*args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute attention by the kernel of the card; by the ordinary one if it does not take the arguments."""
+        """Compute attention by the kernel of the GPU; by the ordinary one if it does not take the arguments."""
         try:
             return fused(*args, **kwargs)
         except SelectionError:
@@ -288,7 +288,7 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
     put(functional, scaled_dot_product_attention=scaled)
 
     def uncompiled(model: Any = None, **_: Any) -> Any:
-        card.remarks["torch.compile ran eagerly; compiled code needs less memory, or a little more"] = None
+        device.remarks["torch.compile ran eagerly; compiled code needs less memory, or a little more"] = None
         return model if model is not None else lambda function: function
 
     put(torch, inference_mode=_inference_mode, compile=uncompiled)
@@ -297,23 +297,23 @@ def _kernels(put: Put, stack: ExitStack, card: FakeCard) -> None:
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     stack.callback(torch.backends.mha.set_fastpath_enabled, is_fast)
-    given = torch.Generator
+    original = torch.Generator
 
-    class Generator(given):  # type: ignore[misc, valid-type]
+    class Generator(original):  # type: ignore[misc, valid-type]
         def __new__(cls, device: Any = None) -> Any:
-            return given.__new__(cls)
+            return original.__new__(cls)
 
     put(torch, Generator=Generator)
     put(torch.Tensor, pin_memory=lambda tensor, *_: tensor, is_pinned=lambda tensor, *_: False)
     put(
-        card.fake,
-        tolist=lambda tensor: card.on_cpu(tensor).tolist(),
+        device.fake,
+        tolist=lambda tensor: device.on_cpu(tensor).tolist(),
         __format__=lambda own, spec: format(own.item(), spec) if own.dim() == 0 and spec else repr(own),
     )
 
 
 def _saving(put: Put) -> None:
-    """Keep in memory what a script saves to a file: tensors on the card as layouts, which loading allocates anew."""
+    """Keep in memory what a script saves to a file: tensors on the GPU as layouts, which loading allocates anew."""
     saved: dict[str, bytes] = {}
     given_save, given_load = torch.save, torch.load
 
@@ -363,22 +363,22 @@ def _ranks(put: Put) -> None:
 
     of_c10d: Any = ranks.distributed_c10d
     Ddp = nn.parallel.DistributedDataParallel
-    given, made, hooked = ranks.init_process_group, Ddp.__init__, Ddp.register_comm_hook
+    initialize, construct, register_hook = ranks.init_process_group, Ddp.__init__, Ddp.register_comm_hook
 
     def begin(*_: Any, **__: Any) -> None:
         """Make the group of fake ranks, of the size that torchrun's variables say."""
         rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-        given("fake", store=fake_store(), rank=rank, world_size=size)
+        initialize("fake", store=fake_store(), rank=rank, world_size=size)
 
     def wrap(module: Any, *args: Any, **kwargs: Any) -> None:
         """Wrap a module; the reducer expects a tensor of a collective, which no fake group returns."""
-        made(module, *args, **kwargs)
-        hooked(module, None, noop_hook)
+        construct(module, *args, **kwargs)
+        register_hook(module, None, noop_hook)
         module.logger = _Handle()
 
-    for place in [module for name, module in sys.modules.items() if name.startswith("torch.distributed")]:
-        if vars(place).get("init_process_group") is given:
-            put(place, init_process_group=begin)
+    for module in [module for name, module in sys.modules.items() if name.startswith("torch.distributed")]:
+        if vars(module).get("init_process_group") is initialize:
+            put(module, init_process_group=begin)
     put(of_c10d, is_nccl_available=lambda: True)
     put(ranks, is_nccl_available=lambda: True)
     put(torch.multiprocessing, spawn=_refuse_spawn)

@@ -17,7 +17,7 @@ import torch
 
 from bertscope.dry_run.limits import Stop
 from bertscope.dry_run.recording import Recording
-from tests.dry_run.cpu_card import installed_cpu
+from tests.dry_run.cpu_device import installed_cpu
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The scripts of training loops, each run on the fake card: python -m tests.dry_run.loops."""
+"""The scripts of training loops, each run on the fake GPU: python -m tests.dry_run.loops."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Training programs as people write them, on a GPU if there is one: the cases of the comparison with real runs.
 
-`python -m tests.dry_run.programs` runs each on the fake card with a CPU's kernels, then on the CPU under torch's
+`python -m tests.dry_run.programs` runs each on the fake GPU with a CPU's kernels, then on the CPU under torch's
 profiler, which sees each allocation of the process. It prints, for each program, the peak of each optimizer step above
 what lives after it, and that of what follows the last one.
 """
@@ -367,7 +367,7 @@ def dry(run):
     """The same of a dry run with the kernels of a CPU."""
     from bertscope.dry_run.limits import Stop
     from bertscope.dry_run.recording import Recording
-    from tests.dry_run.cpu_card import installed_cpu
+    from tests.dry_run.cpu_device import installed_cpu
 
     with installed_cpu(run.__name__, steps=6) as here:
         ends, recorder = [], here.recorder

@@ -13,7 +13,7 @@ LOGGED = """
 import json, torch
 from bertscope.memory.kernels import cpu_scratch
 from bertscope.tracing.record import Device, Recorder, SeenTensor
-from tests.dry_run.cpu_card import installed_cpu
+from tests.dry_run.cpu_device import installed_cpu
 from tests.dry_run.programs import PROGRAMS
 class Cpu(Device):
     def scratch(self, operator, args):

@@ -1,4 +1,4 @@
-"""A fake card with the kernels of a CPU, to compare a dry run with a real one where there is no GPU."""
+"""A fake GPU with the kernels of a CPU, to compare a dry run with a real one where there is no GPU."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from bertscope.dry_run.child import Installed, installed
-from bertscope.dry_run.device import FakeCard
+from bertscope.dry_run.device import FakeGpu
 from bertscope.dry_run.script import ScriptRun
 from bertscope.memory.kernels import attention, cpu_scratch
-from bertscope.torch_access.fake_card import Put
+from bertscope.torch_access.fake_gpu import Put
 
 
-class CpuCard(FakeCard):
+class CpuDevice(FakeGpu):
     """What kernels and libraries allocate on a CPU."""
 
     kind, has_foreach, counts_random_states = "cpu", False, True
@@ -34,9 +34,9 @@ class CpuCard(FakeCard):
 @contextmanager
 def installed_cpu(name: str, steps: int) -> Iterator[Installed]:
     """Install the card for a program that ends after some steps."""
-    with installed(ScriptRun(script=name, steps=steps), CpuCard) as here, ExitStack() as stack:
+    with installed(ScriptRun(script=name, steps=steps), CpuDevice) as here, ExitStack() as stack:
         put, functional = Put(stack), nn.functional
-        dropout, fused = _dropout(functional.dropout, here.card), _attention(functional)
+        dropout, fused = _dropout(functional.dropout, here.device), _attention(functional)
         here.recorder.libraries |= {dropout.__code__: True, fused.__code__: True}  # no lines of the program
         put(functional, scaled_dot_product_attention=fused, dropout=dropout)
         put(torch, native_dropout=lambda given, p, train: (dropout(given, p, train), None))
@@ -62,10 +62,10 @@ def _attention(functional: Any):
     return run
 
 
-def _dropout(given, card: FakeCard):
+def _dropout(given, device: FakeGpu):
     def run(given_tensor: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         """Drop elements as a CPU does, by a mask of the tensor's own dtype."""
-        if not card.has(given_tensor) or not training or not 0 < p < 1 or inplace:
+        if not device.has(given_tensor) or not training or not 0 < p < 1 or inplace:
             return given(given_tensor, p, training, inplace)
         return given_tensor * torch.empty_like(given_tensor).bernoulli_(1 - p).div_(1 - p)
 

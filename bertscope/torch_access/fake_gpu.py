@@ -1,7 +1,7 @@
-"""A card that is not there: fake tensors on `cuda:0`, on which torch's own CUDA dispatch runs (Linux).
+"""A GPU that is not there: fake tensors on `cuda:0`, on which torch's own CUDA dispatch runs (Linux).
 
 A build of torch without CUDA lacks two things: a device guard for `cuda`, and hooks by which autograd and autocast
-ask for an accelerator. A build with CUDA on a machine without a card lacks answers of the same hooks. Both are in
+ask for an accelerator. A build with CUDA on a machine without a GPU lacks answers of the same hooks. Both are in
 torch's libraries as data that a process may change; nothing is compiled.
 """
 
@@ -39,7 +39,7 @@ _KEPT: list[object] = []  # what C++ points to, also after the end: objects made
 
 
 class NoRule(RuntimeError):
-    """An error for what has no rule on a card that is not there, such as a kernel of a user's extension."""
+    """An error for what has no rule on a GPU that is not there, such as a kernel of a user's extension."""
 
 
 class Put:
@@ -64,17 +64,17 @@ class Put:
 
 
 @contextmanager
-def fake_card(*, has_foreach: bool = True) -> Iterator[None]:
+def fake_gpu(*, has_foreach: bool = True) -> Iterator[None]:
     """Make fake tensors on `cuda` possible, and put back at the end all that it changed.
 
-    With `has_foreach` optimizers take their foreach kernels, as on a card.
+    With `has_foreach` optimizers take their foreach kernels, as on a GPU.
 
-    Where torch.cuda is initialized, CUDA's own guard and hooks stay. Raises WorkerError where the card cannot be
+    Where torch.cuda is initialized, CUDA's own guard and hooks stay. Raises WorkerError where the GPU cannot be
     installed: on another system, with another torch, and in a process that has run a backward pass without it, since
     autograd makes the queues of its devices once.
     """
     if _INSTALLED:
-        raise WorkerError("no fake card: this process has one; a run inside a run has no other")
+        raise WorkerError("no fake GPU: this process has one; a run inside a run has no other")
     with ExitStack() as stack:
         _INSTALLED.append(True)
         stack.callback(_INSTALLED.clear)
@@ -94,7 +94,7 @@ def fake_card(*, has_foreach: bool = True) -> Iterator[None]:
                 if "device_ready_queues" in str(error)
                 else f"torch {torch.__version__} cannot have one here ({first}): it needs Linux and torch 2.10 or newer"
             )
-            raise WorkerError(f"no fake card: {reason}") from None
+            raise WorkerError(f"no fake GPU: {reason}") from None
         yield
 
 
@@ -135,7 +135,7 @@ def _answer_hooks(stack: ExitStack) -> None:
 
 
 def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
-    """Let torch's Python code take fake tensors on the card as it takes those of CUDA.
+    """Let torch's Python code take fake tensors on the GPU as it takes those of CUDA.
 
     Modules keep the identity of their parameters when they move, which torch
     does by swapping; `torch.tensor(device="cuda")` copies; the functions of torch.cuda that initialize it do nothing.
