@@ -116,7 +116,11 @@ def test_a_verdict_is_coloured_its_numbers_are_bold_and_a_pipe_has_neither():
 
 @pytest.mark.parametrize(
     ("words", "codes"),
-    [("fit bert-tiny --gpu t4", "32"), (f"fit {NO}", "31"), ("fit bert-tiny --gpu t4 --margin 0.8 --batch 2000", "33")],
+    [
+        ("fit bert-tiny --gpu t4 --batch 8", "32"),
+        (f"fit {NO}", "31"),
+        ("fit bert-tiny --gpu t4 --margin 0.8 --batch 2000", "33"),
+    ],
 )
 def test_a_terminal_sees_green_red_or_yellow_and_dim_settings(cli, words, codes, monkeypatch):
     first, settings, *_ = cli("--color", "always", *shlex.split(words)).out.splitlines()
