@@ -55,11 +55,6 @@ def nested(*words: str, cwd: Path) -> subprocess.CompletedProcess:
     return run(*loaded("pytest"), *PLUGIN, *words, cwd=cwd)
 
 
-def test_the_entry_point_of_the_plugin_is_declared():
-    text = (ROOT / "pyproject.toml").read_text()
-    assert '[project.entry-points.pytest11]\nbertscope = "bertscope.pytest_plugin"' in text
-
-
 def test_a_nested_pytest_gives_one_test_for_each_expectation(tmp_path):
     project(
         tmp_path,

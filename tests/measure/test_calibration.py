@@ -89,12 +89,6 @@ def test_fit_uses_the_measured_memory_and_context(cli, stored):
     assert inference["rows"][0]["cost"]["workspace_bytes"] == (32 + 1) * MIB
 
 
-def test_eager_attention_has_the_margin_that_was_asked_for(cli, stored):
-    words = (*OF_FIT, "--attention", "eager", "--format", "json")
-    margins = [cli(*words, *more).json["rows"][0]["cost"]["margin"] for more in ((), ("--margin", "0"))]
-    assert margins == [0.05, 0]
-
-
 def test_estimate_uses_them_by_the_name_of_the_gpu_and_says_so(cli, stored):
     found = cli(*OF_ESTIMATE)
     context = found.json["variants"][0]["estimated"]["cost"]["context"]

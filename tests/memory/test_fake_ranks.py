@@ -64,16 +64,6 @@ def test_a_step_gathers_the_padded_parameters_twice_and_scatters_the_gradients_o
     assert found == expected
 
 
-def test_of_five_rows_of_three_numbers_two_ranks_gather_six():
-    source = small(vocab_size=5, hidden_size=4, num_attention_heads=2)
-    trace = source_trace(source, replace(RUN, parallelism=Parallelism(strategy="fsdp", world_size=2)))
-    (words,) = [block for block, _ in trace.state if block == block._replace(part="parameters", path=WORDS)]
-    assert words.shape == (3, 4)  # of 5 x 4: rank 0 has 3 rows, and rank 1 has 2 and one of padding
-
-
-WORDS = "bert.embeddings.word_embeddings.weight"
-
-
 def test_of_a_million_ranks_the_last_has_the_padding_of_each_parameter_and_no_moments():
     source = small()
     run_config = replace(RUN, parallelism=Parallelism(strategy="fsdp", world_size=2**20, rank=2**20 - 1))

@@ -521,9 +521,3 @@ def test_a_batch_leaves_the_margin_free_and_one_more_does_not(device):
     assert exact.batch - 8 < rounded.batch <= exact.batch == rounded.exact_batch < exact.batch_without_margin
     whole = fit_row(simulator.with_margin(0.0), run_config)
     assert whole.batch == whole.batch_without_margin == exact.batch_without_margin
-
-
-def test_gradients_that_are_kept_never_allow_a_larger_batch():
-    runs = [RunConfig(device="cuda", keep_gradients=keep, optimizer="sgd") for keep in (False, True)]
-    plain, kept = (fit_report(small(), [run], [32], 60 * MIB, context_bytes=0).rows[0] for run in runs)
-    assert 0 < kept.batch <= plain.batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 
 import pytest
@@ -140,49 +139,6 @@ def test_no_optimizer_state_exists_for_a_parameter_without_gradient():
     state = {block.path for block, _ in trace.state if block.part == "optimizer_state"}
     assert "encoder.layer.0.output.dense.weight.exp_avg" in state
     assert not any(path.startswith("pooler") for path in state)  # the loss is the sum of the hidden states
-
-
-def test_profile_measures_what_estimate_predicts_for_a_loop():
-    module = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 32))
-    report = bertscope.profile(module, torch.rand(8, 64), steps=1, optimizer="sgd", momentum=0.9, accumulate=2)
-    (variant,) = report.variants
-    assert abs(variant.error) < TOLERANCE
-    kept = variant.estimated.cost.saved_bytes  # of one micro-batch; the number of them is a scalar of the real loop
-    assert variant.measured.cost.saved_bytes == pytest.approx(kept, abs=8)
-    assert len(variant.measured.phases) >= 2
-
-
-FACTORY = """
-import torch
-class Tagger(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = torch.nn.Embedding(300, 64), torch.nn.Linear(64, 300)
-        self.unused = torch.nn.Linear(256, 256)
-    def forward(self, input_ids):
-        return self.head(self.embedding(input_ids))
-def tagger():
-    return Tagger().to(torch.bfloat16)
-"""
-
-
-def test_a_factorys_module_keeps_its_dtype_and_its_unused_parameters_have_no_state(cli, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "factory_of_a_tagger.py").write_text(FACTORY)
-    result = cli("estimate", "factory_of_a_tagger:tagger", "--batch", "4", "--seq", "16", "--format", "json")
-    (variant,) = result.json["variants"]
-    found = max(phase["peak_bytes"] for phase in variant["estimated"]["phases"])
-    real = peak_bytes(
-        importlib.import_module("factory_of_a_tagger").tagger,
-        lambda model: {"input_ids": torch.randint(0, 300, (4, 16))},
-        lambda params: torch.optim.AdamW(params, lr=0.0),
-    )
-    assert found == pytest.approx(real, rel=TOLERANCE)
-    parts = variant["estimated"]["phases"][0]["parts"]
-    params = 300 * 64 + 64 * 300 + 300 + 256 * 256 + 256
-    assert parts["parameters"] == 2 * params
-    assert parts["optimizer_state"] == 2 * 2 * (300 * 64 + 64 * 300 + 300) + 3 * 4  # and three step counters
 
 
 class _Table(torch.nn.Module):

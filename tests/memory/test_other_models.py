@@ -20,7 +20,6 @@ from bertscope.settings.rows import CodeName
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import find
 from bertscope.sources.model_source import GivenModule
-from bertscope.tracing.flops import FlopsRun
 from bertscope.tracing.repeat import layer_stacks
 from tests.conftest import kinds
 from tests.memory.plain_loop import peak_bytes, tokenized
@@ -318,15 +317,6 @@ def test_few_layers_of_each_stack_of_a_family_stand_for_all(name, tmp_path):
     short, whole = MemoryTraces(source).trace(run_config), whole_trace(source, run_config)
     assert (short.traced_layers, short.state) == (ran, whole.state)
     assert same_events(short, whole)
-
-
-def test_the_flops_of_few_layers_of_a_family_are_those_of_all(tmp_path):
-    architecture, config, ran, _ = DEEP["gpt2"]
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "gpt2", "architectures": [architecture], **config}))
-    run = FlopsRun(source=find(path), run=RunConfig(mode="training"))
-    few, every = run.at(2, 8), run.of_all_layers(2, 8)
-    assert (few.traced_layers, few.rows, few.operators) == (ran, every.rows, every.operators)
 
 
 BODY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}

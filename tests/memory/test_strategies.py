@@ -226,12 +226,6 @@ def test_gradients_on_two_meshes_are_clipped_without_more_memory_at_the_peaks(so
     assert 0 <= more[2] < 4096  # the norms
 
 
-def test_a_mesh_gives_the_number_of_ranks_and_of_batches():
-    found = Parallelism(strategy="tp+fsdp", mesh="2x4")
-    assert (found.world_size, found.batches, found.mesh) == (8, 2, "2x4")
-    assert (Parallelism().strategy, Parallelism().world_size) == ("none", 1)
-
-
 class Stacked(torch.nn.Module):
     """A stem, five equal blocks and a head, of sizes 6 x 4, 4 x 4 and 4 x 2."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -134,13 +133,6 @@ def test_half_precision_runs_with_padding(tiny, dtype):
     assert output.isfinite().all()
 
 
-def test_functional_call_runs_with_other_weights(tiny):
-    model = bertscope.BertForMaskedLM(tiny).eval()
-    other = bertscope.BertForMaskedLM(tiny).eval()
-    output = torch.func.functional_call(model, dict(other.named_parameters()), (IDS,))
-    assert torch.equal(output.logits, other(IDS).logits)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "BertLMHeadModel"])
 def test_a_model_can_be_traced_with_tuples(tiny, name):
@@ -158,15 +150,6 @@ def test_gradients_reach_hidden_states_and_attentions(tiny):
     output[0].flatten()[0].backward()
     assert output.hidden_states[0].grad is not None
     assert output.attentions[0].grad is not None
-
-
-def test_a_deep_copy_is_another_model_with_the_same_outputs(tiny):
-    model = bertscope.BertForPreTraining(tiny).eval()
-    twin = copy.deepcopy(model)
-    assert torch.equal(twin(IDS)[0], model(IDS)[0])
-    with torch.no_grad():
-        twin.bert.pooler.dense.weight.add_(1)
-    assert not torch.equal(twin(IDS)[1], model(IDS)[1])
 
 
 def test_a_cache_without_encoder_states_continues_with_them(decoder):

@@ -64,13 +64,6 @@ def test_a_number_is_the_first_the_last_or_the_only_name_of_a_path():
     assert ranges_of(["", "0", "1", "0.weight", "1.weight", "h.0", "h.1"]) == ["", "0-1", "0-1.weight", "h.0-1"]
 
 
-def test_equal_names_with_other_keys_are_apart():
-    assert [(path, key) for path, key, _ in collapse([("h.0.w", 1, 0), ("h.1.w", 1, 1), ("h.2.w", 2, 2)])] == [
-        ("h.0-1.w", 1),
-        ("h.2.w", 2),
-    ]
-
-
 @pytest.mark.parametrize("name", [word for word in WORDS if word != "1-2"])
 def test_a_name_that_only_looks_like_a_number_is_none(name):
     assert number_of(name) is None
