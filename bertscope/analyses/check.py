@@ -99,7 +99,6 @@ def _limit_runs(model: ExpectedModel) -> None:
 
 
 def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: str = "") -> Finding:
-    """Return the finding for an error, at the file and line that the error names."""
     file, _, number = error.where.rpartition(":")
     if file and (error_line := decimal(number)) is not None:
         path, line = _shown(Path(file)), error_line

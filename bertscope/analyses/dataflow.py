@@ -94,25 +94,22 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
         self.held = {id(held): name for name, held in (*scope.named_parameters(), *scope.named_buffers())}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = function(*args, **(kwargs or {}))
-        if self.is_recording and self.box is None and tensors(out):
-            inputs = tensors((args, kwargs))
-            if {id(tensor) for tensor in inputs}.isdisjoint(map(id, tensors(out))):
-                self._record(function, args, kwargs or {}, inputs, out)
-        return out
-
-    def _record(
-        self, function: Any, args: Any, kwargs: Mapping[str, Any], inputs: list[torch.Tensor], out: Any
-    ) -> None:
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        if not self.is_recording or self.box is not None:
+            return out
+        inputs, results = tensors((args, kwargs)), tensors(out)
+        if not results or {*map(id, inputs)} & {*map(id, results)}:
+            return out
         name = torch.overrides.resolve_name(function) or function.__name__
         short = name.rsplit(".", 1)[-1]
         first = self._flowing(inputs[0]) if len(inputs) == 1 else None
-        storages = {storage_key(tensor) for tensor in (*inputs, *tensors(out))}
+        storages = {storage_key(tensor) for tensor in (*inputs, *results)}
         if first is not None and (short in _SAME_CONTENT or len(storages) == 1):
             view = _index_text(args[1]) if short == "__getitem__" else short
-            for tensor in tensors(out):
+            for tensor in results:
                 self._saw(tensor, first.source, (*first.views, view))
-            return
+            return out
         if name.startswith(("torch.Tensor.", "torch.functional.")):
             name = f"torch.{short}"
         details = [value for value in args if isinstance(value, str)]
@@ -122,6 +119,7 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
             name, *details = (*scalars, _SIGNS[short]) if is_reversed else (_SIGNS[short], *scalars)
         node = self.flow.add("function", name, short, detail=" ".join(details), group=self.groups[-1])
         self._connect(node, inputs, out)
+        return out
 
     def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin the recording at the scope, a group at a module to open, a box at any other."""
@@ -462,7 +460,6 @@ def _name_on_the_way(flow: Flow, start: str, end: str, name: str, group: str) ->
 
 
 def _name_scale(flow: Flow, attention: BertSelfAttention, group: str) -> None:
-    """Insert a node for the divisor of the scores, written as in transformers."""
     scale = f"{math.sqrt(attention.attention_head_size):g}"
     (divide,) = [
         node for node in flow.nodes.values() if node.group == group and (node.name, node.detail) == ("/", scale)

@@ -146,7 +146,6 @@ class _Bert:
         yield from self._head(pooled)
 
     def _layer(self) -> Iterator[Step]:
-        """Yield the blocks of one layer, each with its dropout, addition and LayerNorm."""
         pairs = {"absolute": 0, "relative_key": 1, "relative_key_query": 2}[self.config.position_embedding_type]
         distances = " + (2 * max_position_embeddings - 1) * head_size" if pairs else ""
         # Four dense layers, and the products of queries with keys, distances and values.
@@ -243,7 +242,6 @@ class _Bert:
         }  # fmt: skip
 
     def _inputs(self) -> tuple[Any, ...]:
-        """Return the arguments of the forward of the class, in their order."""
         forward = CLASSES[self.source.architecture].forward
         _, *parameters = inspect.signature(forward, eval_str=True).parameters.values()
         shapes: dict[str, tuple[Sequence[str], _Times]] = {

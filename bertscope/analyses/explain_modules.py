@@ -200,13 +200,7 @@ def _flops(module: nn.Module, values: Mapping[str, object], rule: ModuleRule, ru
 
 
 def explain_modules(
-    source: ModelSource,
-    model: nn.Module,
-    path: str | None,
-    *,
-    batch: int,
-    seq: int,
-    inputs: Sequence[str] = (),
+    source: ModelSource, model: nn.Module, path: str | None, *, batch: int, seq: int, inputs: Sequence[str] = ()
 ) -> ExplainReport:
     """Return the steps of the model of a source, or those at and below `path`, and the sums of its root's children.
 
@@ -247,7 +241,6 @@ def explain_modules(
 
 
 def _runs(recorded: Trace) -> dict[str, Run]:
-    """Return what was recorded of each module, in the order of the forward pass."""
     flops, calls = Counter[str](), Counter(call.path for call in recorded.modules)
     for (path, _, _), total in recorded.calls.items():
         flops[path] += total.work.matmul_flops

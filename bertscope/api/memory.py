@@ -186,7 +186,13 @@ def estimate(
     else:
         work = ModelRequest.of(request, source_of(request.subject, name=name))
         if loss is not None:
-            return _with_function(work, loss)
+            from bertscope.memory import step
+
+            if work.limit != Limit():
+                raise SelectionError("gpu and budget are for an estimate without a function as loss")
+            models = [(step.run_model(work.source, run), run) for run in work.runs]
+            steps = ((model, step.meta_inputs(model, run), run) for model, run in models)
+            return replace(_estimate_modules(steps, loss, work.source.name), inputs_given=False)
     expect(len(work.runs))
     simulator = work.simulator(is_limited=False)
     report = simulator.with_largest(simulator.report(work.runs))
@@ -218,17 +224,6 @@ def training_script(model: Model | Request, *, name: str | None = None, **settin
     request = requests.request_of("estimate", model, settings)
     source = source_of(request.subject, name=name)
     return loop_script(source, requests.resolved(request, source).runs[0])
-
-
-def _with_function(work: ModelRequest, loss: Loss) -> MemoryReport:
-    """Return the estimates of steps whose backward starts from `loss(model, inputs)`, with the derived inputs."""
-    from bertscope.memory import step
-
-    if work.limit != Limit():
-        raise SelectionError("gpu and budget are for an estimate without a function as loss")
-    models = [(step.run_model(work.source, run_config), run_config) for run_config in work.runs]
-    steps = ((model, step.meta_inputs(model, run_config), run_config) for model, run_config in models)
-    return replace(_estimate_modules(steps, loss, work.source.name), inputs_given=False)
 
 
 def _estimate_modules(
@@ -286,7 +281,6 @@ def _profile_module(request: Request, tensors: Any, loss: Loss | None, name: str
 
 
 def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
-    """Return the measurement of a model that new processes build; with a snapshot and a calibration if wanted."""
     from bertscope.measure import profile_job
     from bertscope.measure.profile import profile_report
 

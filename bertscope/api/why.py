@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
 from bertscope.memory.summary import on_card
 from bertscope.progress import expect
-from bertscope.reports.memory import FitReport, Memory
+from bertscope.reports.memory import FitReport
 from bertscope.reports.why import BEFORE, MESSAGE, OOM, WhyFinding, WhyPart, WhyReport
 from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.generate import changed
@@ -89,19 +89,14 @@ def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
     )
     report = replace(report, parts=parts, subject=estimate.subject, run=run)
     needed = memories[0].cost.gpu_bytes
-    findings = [*_kept(report, memories), *_beyond(report), *_fitting(report, work.source, run, gpu, needed)]
+    frees = max(memories[0].cost.peak_bytes - memories[-1].cost.peak_bytes, 0)  # by checkpointing
+    findings = [
+        replace(finding, frees_bytes=frees, values={**finding.values, "size_frees": frees})
+        if finding.key == "why_activations" and len(memories) > 1 else finding
+        for finding in report.findings if finding.key != "why_full"  # the estimates say how full the GPU is
+    ]  # fmt: skip
+    findings += [*_beyond(report), *_fitting(report, work.source, run, gpu, needed)]
     return replace(report, findings=main_first(findings, report.allocated_bytes))
-
-
-def _kept(report: WhyReport, memories: Sequence[Memory]) -> Iterator[WhyFinding]:
-    """Yield the file's findings, with what checkpointing frees by the estimates; they say how full the GPU is."""
-    peaks = [memory.cost.peak_bytes for memory in memories]
-    for finding in report.findings:
-        if finding.key == "why_activations" and len(peaks) > 1:
-            frees = max(peaks[0] - peaks[1], 0)
-            yield replace(finding, frees_bytes=frees, values={**finding.values, "size_frees": frees})
-        elif finding.key != "why_full":
-            yield finding
 
 
 def _beyond(report: WhyReport) -> Iterator[WhyFinding]:

@@ -145,7 +145,6 @@ class Report(Record):
         return str(self)
 
     def _repr_html_(self) -> str:
-        """Return the tables as HTML, for a notebook."""
         return self.shown("notebook")
 
     def shown(self, form: str, **options: Any) -> str:
@@ -225,5 +224,4 @@ _ROW_NAMES = ("path", "name", "checkpointing", "key", "tf_name", "label")
 
 
 def _names(row: Any) -> list[str]:
-    """Return the names of a row, the most exact first."""
     return [name for field in _ROW_NAMES if isinstance(name := getattr(row, field, None), str) and name]

@@ -21,15 +21,10 @@ from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import SchemaRow, SchemasReport
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_SIMPLE: dict[Any, dict[str, Any]] = {
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    str: {"type": "string"},
-    bool: {"type": "boolean"},
-    type(None): {"type": "null"},
-    Any: {},
-}
-_WORDS: dict[Any, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+_SIMPLE: dict[Any, tuple[str, str]] = {  # the type in a schema, and in an error
+    int: ("integer", "an integer"), float: ("number", "a number"), str: ("string", "text"),
+    bool: ("boolean", "true or false"), type(None): ("null", "null"),
+}  # fmt: skip
 _LARGEST = 2**200  # no count is larger; one above 2**1024 is no float, in which shares and units are computed
 _REMEDY = "give what `--format json` or `bertscope.to_json` wrote"
 
@@ -87,8 +82,10 @@ def _object_schema(item: type, definitions: dict[str, Any], *, report: str = "")
 
 
 def _type_schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    if hint is Any:
+        return {}
     if hint in _SIMPLE:
-        return dict(_SIMPLE[hint])
+        return {"type": _SIMPLE[hint][0]}
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if hint.__name__ not in definitions:
             definitions[hint.__name__] = {}  # a placeholder, for a class that contains itself
@@ -153,7 +150,7 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     """
     if hint is Any:
         return value
-    if hint in _WORDS:
+    if hint in _SIMPLE:
         accepted = (int, float) if hint is float else hint
         if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
             raise _unlike(hint, value, where)
@@ -225,7 +222,7 @@ def _described(hint: Any) -> str:
         return f"one of {', '.join(map(str, arguments))}"
     if origin is tuple:
         return "a list" if arguments[-1:] == (Ellipsis,) else f"a list of {len(arguments)}"
-    return _WORDS.get(hint, "an object")
+    return _SIMPLE.get(hint, ("", "an object"))[1]
 
 
 def _shown(value: Any) -> str:

@@ -222,7 +222,6 @@ def versions(*packages: str) -> dict[str, str]:
 
 @cache
 def _version(package: str) -> str:
-    """Return the version of a package; empty if it is not installed."""
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     return ""

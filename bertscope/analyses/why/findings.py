@@ -78,12 +78,10 @@ def snapshot_report(data: Any, name: str) -> WhyReport:
 
 
 def _largest(items: Iterable[_Key], size: str) -> tuple[_Key, ...]:
-    """Return the items with the largest of these sizes first."""
     return tuple(sorted(items, key=attrgetter(size), reverse=True))
 
 
 def _rows(history: History) -> tuple[WhyRow, ...]:
-    """Return the blocks by part, line and module, the largest rows first."""
     groups = _grouped(history.blocks, attrgetter("part", "kind.line", "kind.module"))
     rows = []
     for (part, line, module), blocks in groups.items():
