@@ -172,4 +172,4 @@ def _no_option(option: str, ctx: Any) -> str:
     if having := commands_with(new.split()[0]) if name else []:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
     near = nearest(option.strip("-"), [item.strip("-") for row in ctx.command.params for item in row.opts])
-    return f"{lacks}; {f'did you mean --{near}?' if near else f'{ctx.command_path} --help lists the options'}"
+    return f"{lacks}; {f'did you mean --{near}?' if near else f'{ctx.command_path} --help-all lists the options'}"

@@ -74,8 +74,8 @@ def command_text(name: str, changes: Mapping[str, Any], keywords: Mapping[str, A
         return command_of(name, changes)
     if python:
         return python
-    given = {key: value for key, value in {**keywords, **changes}.items() if value is not None}
-    return f"bertscope.{name}({', '.join(['model', *(f'{key}={value!r}' for key, value in given.items())])})"
+    arguments = {key: value for key, value in {**keywords, **changes}.items() if value is not None}
+    return f"bertscope.{name}({', '.join(['model', *(f'{key}={value!r}' for key, value in arguments.items())])})"
 
 
 def lists_all() -> str:
@@ -159,7 +159,7 @@ def unbroken(text: str) -> list[str]:
 
 def _joined(text: str) -> str:
     """Return the text with unbreakable blanks inside shapes, products, and numbers with units."""
-    whole = _WHOLE.sub(lambda found: found[0].replace(" ", "\u00a0"), text)
+    whole = _WHOLE.sub(lambda match: match[0].replace(" ", "\u00a0"), text)
     return _NUMBER_AND_UNIT.sub("\u00a0", whole)
 
 
@@ -182,8 +182,8 @@ def progress_bar() -> Any:
         """The stage: the words of it that leave the line of the bar unbroken."""
 
         def render(self, task: Any) -> Any:
-            others = (f"{task.total}/{task.total}", "0:00:00", "about 999 s left", " ...")
-            room = console.width - bar_width - sum(len(text) + 1 for text in others) - 1
+            texts = (f"{task.total}/{task.total}", "0:00:00", "about 999 s left", " ...")
+            room = console.width - bar_width - sum(len(text) + 1 for text in texts) - 1
             first, *rest = wrapped(task.description, Target(room)).splitlines() or [""]
             return Text(f"{first} ..." if rest else first, no_wrap=True)
 
@@ -231,10 +231,10 @@ def variable(kind: str, name: str) -> str:
     return f"var({_name(kind, name)})"
 
 
-def declarations(place: int) -> str:
+def declarations(mode: int) -> str:
     """Return the variables of all colours: of light pages (0) or of dark ones (1)."""
     named = [("part", PARTS), ("role", ROLES)]
-    return " ".join(f"{_name(kind, name)}: {both[place]};" for kind, found in named for name, both in found.items())
+    return " ".join(f"{_name(kind, name)}: {both[mode]};" for kind, colors in named for name, both in colors.items())
 
 
 def _name(kind: str, name: str) -> str:

@@ -395,7 +395,7 @@ _SPACES = 0.16, 0.08  # inches between the boxes and arrows of a row; the first 
 def _picture(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
     """Return the picture as SVG text, with the titles of groups above the edges that cross them."""
     picture = _narrow(report) if is_narrow and isinstance(report, GraphReport) else _drawn(dot(report))
-    titles = "".join(found[2] for found in _GROUP_TITLE.finditer(picture))
+    titles = "".join(match[2] for match in _GROUP_TITLE.finditer(picture))
     if not titles:
         return picture
     before, end, after = _GROUP_TITLE.sub(r"\1", picture).rpartition("</g>\n</svg>")
@@ -404,15 +404,15 @@ def _picture(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
 
 def _narrow(report: GraphReport) -> str:
     """Return the first drawing that fits a phone, or the narrowest if none does: boxes side by side, then stacked."""
-    found: dict[float, str] = {}
+    pictures: dict[float, str] = {}
     for weight, space in product(_WEIGHTS, _SPACES):
         head = (*_HEAD, *_NARROW, f"nodesep={space};")
         picture = _drawn(_digraph(report, head, _narrow_graph(report, weight)))
         width = width_points(picture)
-        found.setdefault(width, picture)
+        pictures.setdefault(width, picture)
         if width <= _PHONE_POINTS:
             break
-    return found[min(found)]
+    return pictures[min(pictures)]
 
 
 def width_points(picture: str) -> float:

@@ -2,15 +2,16 @@
 
 import shlex
 from collections import Counter
-from operator import attrgetter
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from bertscope.errors import named, one_line, shown
 from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
-from bertscope.reports.page import DiffReport, DiffRow
+from bertscope.reports.page import DiffReport
 from bertscope.units import bytes_text, count_text, shape_text, signed_text
-from bertscope.views.columns import Column, attribute, copies_text, csv_only, listed, number, optional, values
+from bertscope.views.columns import Column, attribute, copies_text, csv_only, listed, number, values
 from bertscope.views.console import Target
 from bertscope.views.views import Table, View
 
@@ -18,14 +19,6 @@ _SHOWN_FILES, _NAMES = 3, 50  # files of a checkpoint; letters of two names in a
 
 
 # ---- two models ----
-
-
-_value, _shape = optional(str, "--"), optional(shape_text, "--")
-
-
-def _shapes(row: DiffRow) -> str:
-    a, b = row.shape_a, row.shape_b
-    return f"{shape_text(a)} -> {shape_text(b)}" if a and b and a != b else _shape(a or b)
 
 
 def _difference(totals: dict[str, Any]) -> str:
@@ -37,10 +30,12 @@ _ROWS = (
     Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
     attribute("change", "status"),
     csv_only(values("copies")),
-    Column("shape", _shapes, below=1,
-           csv={"shape_a": lambda row: _shape(row.shape_a), "shape_b": lambda row: _shape(row.shape_b)}),
     Column("difference", lambda row: signed_text(row.params_b - row.params_a), values("params_a", "params_b"),
-           right=True),
+           right=True, csv_order=1),
+    *(replace(column, csv={f"shape_{column.title[-1]}": column.text}) for column in (
+        attribute("shape in a", "shape_a", text=shape_text, missing="--"),
+        attribute("shape in b", "shape_b", text=shape_text, missing="--"),
+    )),
 )  # fmt: skip
 _TOTALS = (
     attribute("total", "total"),
@@ -59,23 +54,21 @@ def parts(report: DiffReport, target: Target | None = None) -> list[Table]:
         {"total": "sum over layers", "a": a.layer_params, "b": b.layer_params},
         {"total": flops, "a": report.forward_flops_a, "b": report.forward_flops_b},
     ]
-    tables = Table(_FIELDS, report.fields), Table(_ROWS, report.rows), Table(_TOTALS, totals)
-    return [table for table in tables if table.rows]
+    return [Table(_FIELDS, report.fields), Table(_ROWS, report.rows), Table(_TOTALS, totals)]
 
 
 def notes(report: DiffReport, target: Target | None = None) -> list[str]:
     """Return how FLOPs are counted, the models that have none, and that nothing differs."""
-    found = ["FLOPs: matrix products only, a multiply-add is 2"]
+    sentences = ["FLOPs: matrix products only, a multiply-add is 2"]
     for side, flops in ((report.a, report.forward_flops_a), (report.b, report.forward_flops_b)):
         if flops is None and side.obtained == "computed":  # not a file with tensors
             sizes = f"{shlex.quote(side.name)} --batch {report.batch} --seq {report.seq}"
             why = "" if report.inputs_given else f"; bertscope flops {sizes} says why"
-            found.append(f"no FLOPs of {side.name}: its forward pass did not run{why}")
-    return [*dict.fromkeys(found)]
+            sentences.append(f"no FLOPs of {side.name}: its forward pass did not run{why}")
+    return [*dict.fromkeys(sentences)]
 
 
 def _verdict(report: DiffReport) -> str:
-    """Return what the difference in the number of parameters is, or that there is none."""
     if report.is_empty:
         return "The two do not differ."
     a, b = report.totals_a.distinct_params, report.totals_b.distinct_params
@@ -108,19 +101,17 @@ VIEW = View(
 # ---- a checkpoint ----
 
 
-def _checkpoint_tables(report: CheckpointReport, target: Target | None) -> list[Table]:
+def _checkpoint_columns(report: CheckpointReport) -> list[Column]:
     rows = report.rows
-    columns = [
+    return [
         Column("tensor", lambda row: one_line(row.name) + copies_text(row.copies), values("name")),
         attribute("dtype", "dtype"),
         attribute("shape", "shape", "copies", text=shape_text),
         number("params", "params"),
         number("bytes", "bytes", bytes_text, detail=True),
-        attribute("packing", "packing", below=1, shown=any(row.packing for row in rows)),
-        attribute("shares the storage of", "shares", text=one_line, below=1,
-                  shown=any(row.shares for row in rows)),
-    ]  # fmt: skip
-    return [Table(columns, rows)]
+        attribute("packing", "packing", shown=any(row.packing for row in rows)),
+        attribute("shares the storage of", "shares", text=one_line, shown=any(row.shares for row in rows)),
+    ]
 
 
 def _checkpoint_answer(report: CheckpointReport) -> str:
@@ -129,11 +120,7 @@ def _checkpoint_answer(report: CheckpointReport) -> str:
     return f"{count_text(params)} parameters in {count_text(stored.tensors)} tensors, {bytes_text(stored.file_bytes)}."
 
 
-def _checkpoint_title(report: CheckpointReport) -> str:
-    return f"{one_line(report.stored.name, limit=120)}: {report.stored.format}"
-
-
-def _stored_lines(stored: Stored) -> list[tuple[str, str]]:
+def _stored_lines(stored: Stored) -> Iterator[tuple[str, str]]:
     dtypes = []
     for row in stored.dtypes:
         kind = f"{row.dtype} of {row.packing}" if row.packing else row.dtype
@@ -141,38 +128,37 @@ def _stored_lines(stored: Stored) -> list[tuple[str, str]]:
     sums = Counter[str]()
     for part in stored.parts:
         sums[part.what] += part.bytes
-    parts = " + ".join(f"{count_text(count)} {what}" for what, count in sums.items())
-    elements = f"{count_text(stored.distinct_params)} elements (every storage once)"
-    lines = [("stored", f"{elements}: {', '.join(dtypes)}")]
+    yield "stored", f"{count_text(stored.distinct_params)} elements (every storage once): {', '.join(dtypes)}"
     if stored.weights and (stored.weights != stored.distinct_params or any(row.packing for row in stored.dtypes)):
         bits, size = f"{8 * stored.weight_bytes / stored.weights:.2f}", bytes_text(stored.weight_bytes)
-        lines.append(("weights", f"{count_text(stored.weights)}, {bits} bits each with their scales ({size})"))
+        yield "weights", f"{count_text(stored.weights)}, {bits} bits each with their scales ({size})"
     if stored.unknown_packing:
         packing = one_line(stored.unknown_packing, limit=60)
-        lines.append(("packing", f"{packing}: packed in a way that bertscope does not know; counted as stored"))
+        yield "packing", f"{packing}: packed in a way that bertscope does not know; counted as stored"
     if stored.stored_params != stored.distinct_params:
-        lines.append(("under all names", count_text(stored.stored_params)))
-    lines.append(("size", f"{count_text(stored.file_bytes)} bytes ({bytes_text(stored.file_bytes)}) = {parts}"))
+        yield "under all names", count_text(stored.stored_params)
+    parts = " + ".join(f"{count_text(count)} {what}" for what, count in sums.items())
+    yield "size", f"{count_text(stored.file_bytes)} bytes ({bytes_text(stored.file_bytes)}) = {parts}"
     if len(stored.files) > 1:
-        names = ", ".join(map(one_line, stored.files[:_SHOWN_FILES]))
-        more = f" and {len(stored.files) - _SHOWN_FILES} more" if len(stored.files) > _SHOWN_FILES else ""
-        lines.append(("files", f"{len(stored.files)}: {names}{more}"))
+        names = [*map(one_line, stored.files)]
+        more = f" and {len(names) - _SHOWN_FILES} more" if len(names) > _SHOWN_FILES else ""
+        yield "files", f"{len(names)}: {', '.join(names[:_SHOWN_FILES])}{more}"
     if left_out := stored.metadata.get("left out"):
-        lines.append(("left out", one_line(left_out, limit=200)))
-    return lines + [("problem", one_line(problem)) for problem in stored.problems]
+        yield "left out", one_line(left_out, limit=200)
+    yield from (("problem", one_line(problem)) for problem in stored.problems)
 
 
-def _checkpoint_lines(report: CheckpointReport, target: Target | None) -> list[tuple[str, str]]:
-    lines = _stored_lines(report.stored)
+def _checkpoint_lines(report: CheckpointReport, target: Target | None) -> Iterator[tuple[str, str]]:
+    yield from _stored_lines(report.stored)
     if metadata := [f"{key}: {value}" for key, value in report.stored.metadata.items() if key != "left out"]:
-        lines.append(("metadata", one_line(", ".join(metadata), limit=200)))
-    return [*lines, ("read", "only the header; nothing was loaded or run")]
+        yield "metadata", one_line(", ".join(metadata), limit=200)
+    yield "read", "only the header; nothing was loaded or run"
 
 
 checkpoint = View(
     answer=_checkpoint_answer,
-    settings=_checkpoint_title,
-    tables=_checkpoint_tables,
+    settings=lambda report: f"{one_line(report.stored.name, limit=120)}: {report.stored.format}",
+    columns=_checkpoint_columns,
     lines=_checkpoint_lines,
     name_width=17,
 )
@@ -193,14 +179,14 @@ def _side(shape: Shape, dtype: str | None) -> str:
 
 
 _VERIFY = (
-    attribute("", "is_wrong", text={True: "no", False: "ok"}.__getitem__),
-    attribute("what", "status"),
+    attribute("", "is_wrong", text={True: "no", False: "ok"}.__getitem__, csv=["is_wrong", "status"]),
     Column("tensor", _label, values("name", "stored_name", "copies")),
-    Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape"), below=2),
-    Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape"), below=2),
+    attribute("what", "status", csv=()),
+    Column("in the model", lambda row: _side(row.shape, row.dtype), values("shape")),
+    Column("in the file", lambda row: _side(row.stored_shape, row.stored_dtype), values("stored_shape")),
     csv_only(values("dtype", "stored_dtype")),
     number("params", "params"),
-    Column("note", lambda row: one_line(shown(row.note)), values("note"), below=1),
+    Column("note", lambda row: one_line(shown(row.note)), values("note")),
 )
 
 
@@ -210,7 +196,7 @@ def _answer(report: VerifyReport) -> str:
     model = f"{one_line(subject.name, limit=120)} ({subject.architecture}{adapters})"
     if report.fits:
         return f"yes: {stored} holds {model}"
-    wrong, found = Counter[str](), []
+    wrong, faults = Counter[str](), []
     for row in report.rows:
         if row.is_wrong:
             wrong[row.status] += row.copies
@@ -219,28 +205,29 @@ def _answer(report: VerifyReport) -> str:
         if status == "prefix":
             prefix = next(one_line(row.name) for row in report.rows if row.status == "prefix")
             text = f"{count} names begin with {prefix} ({named('strip_prefix')} {prefix})"
-        found.append(text)
-    found += [f"{len(report.stored.problems)} problems of the file"] if report.stored.problems else []
-    return f"no: {stored} does not hold {model}: {', '.join(found)}"
+        faults.append(text)
+    faults += [f"{len(report.stored.problems)} problems of the file"] if report.stored.problems else []
+    return f"no: {stored} does not hold {model}: {', '.join(faults)}"
 
 
-def _verify_lines(report: VerifyReport, target: Target | None) -> list[tuple[str, str]]:
+def _verify_lines(report: VerifyReport, target: Target | None) -> Iterator[tuple[str, str]]:
     matched = f"{count_text(report.matched_tensors)} of {count_text(report.model_tensors)} names are stored"
-    lines = [("model", f"{count_text(report.model_distinct_params)} unique parameters; {matched}")]
-    lines += _stored_lines(report.stored)
+    yield "model", f"{count_text(report.model_distinct_params)} unique parameters; {matched}"
+    yield from _stored_lines(report.stored)
     if report.new_modules:
         names = ", ".join(report.new_modules)
-        lines.append(("untrained", f"{names}: not in the file, newly initialised with random values; train it"))
+        yield "untrained", f"{names}: not in the file, newly initialised with random values; train it"
     if report.fitting:
-        lines.append(("what fits", f"{named('architecture')} {', '.join(report.fitting)}"))
-    return [*lines, ("verified", report.obtained)]
+        yield "what fits", f"{named('architecture')} {', '.join(report.fitting)}"
+    yield "verified", report.obtained
 
 
 verify = View(
     answer=_answer,
     verdict=lambda report: "yes" if report.fits else "no",
-    tables=lambda report, target: [Table(_VERIFY, report.rows, attrgetter("is_wrong"))] if report.rows else [],
+    columns=_VERIFY,
+    names=2,
+    strong=lambda report, row: row.is_wrong,
     lines=_verify_lines,
     name_width=17,
-    records=lambda report: Table(_VERIFY, report.rows),
 )

@@ -27,8 +27,9 @@ def texts(language: str) -> dict[str, str]:
     import yaml
 
     file = Path(__file__).parent / "explain_texts" / f"{language}.yaml"
-    found: dict[str, str] = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-    return found
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    by_key: dict[str, str] = yaml.load(file.read_text(encoding="utf-8"), loader)  # noqa: S506  one of these two
+    return by_key
 
 
 @contextmanager
@@ -58,7 +59,6 @@ def _title(report: ExplainReport) -> str:
 
 
 def _answer(report: ExplainReport) -> str:
-    """Return the totals of the model, and whether the formulas of the steps give them."""
     total = report.sums[-1]
     flops = say("explain_answer_flops", flops=count_text(total.counted_flops)) if report.batch is not None else ""
     is_equal = all(item.agrees for item in report.sums)
@@ -74,8 +74,8 @@ def _flow(step: Step) -> str:
 def _arrow(step: Step, sizes: Mapping[str, int]) -> str:
     shapes = (", ".join(str(sizes.get(name, name)) for name in dims) for dims in (*step.inputs, step.output))
     *inputs, output = (f"[{shape}]" for shape in shapes)
-    given = say("both").join(inputs) or ("" if step.type else say("explain_ids"))
-    return f"{given} -> {output}" if step.output or not step.type else given
+    source = say("both").join(inputs) or ("" if step.type else say("explain_ids"))
+    return f"{source} -> {output}" if step.output or not step.type else source
 
 
 def _formula(formula: Formula) -> str:
@@ -143,9 +143,9 @@ def _notes(report: ExplainReport) -> str:
 
 def _step(step: Step, target: Target, naming: str | None) -> str:
     first = NAMINGS[naming or "keras"]
-    others = [field for field in ("path", "tf_name", "name") if field != first] if naming else ["path"]
+    fields = [field for field in ("path", "tf_name", "name") if field != first] if naming else ["path"]
     name = getattr(step, first) or step.name
-    names = (getattr(step, field) for field in others)
+    names = (getattr(step, field) for field in fields)
     beside = "".join(f"  =  {other}" for other in names if other and other != name)
     lines = [f"{f'{step.number}. ' if step.number else ''}{name}{_marks(step)}{beside}"]
     lines += [f"  {flow}"] if (flow := _flow(step)) else []

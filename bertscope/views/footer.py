@@ -98,53 +98,46 @@ def _keys(rows: Sequence[TrainingKey]) -> str:
     return "; ".join(f"{row.key}={one_line(json.dumps(row.value), limit=40)}: {row.effect}" for row in rows)
 
 
-def footer(report: CountReport | TreeReport, target: Target | None = None) -> list[tuple[str, str]]:
-    """Return the names and figures of the totals, one line each; without -v those that the answer does not have."""
+def footer(report: CountReport | TreeReport, target: Target | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the names and figures of the totals, one line each; without -v those that the answer does not have."""
     totals, ties, subject = report.totals, report.ties, report.subject
     is_verbose = target is None or target.verbose
     sums: Sequence[WrittenSum] = getattr(report, "sums", ())
-    terms = [f"{item.terms} = {count_text(item.params)}" for item in sums if item.name == "total"]
-    tied_names = [f"{tie.path} is {tie.is_path} ({count_text(tie.params)})" for tie in ties]
-    lines = []
     if is_verbose:
         tied = "a tied tensor at every layer that uses it" if ties else "nothing is tied"
-        lines.append(("unique parameters", f"{count_text(totals.distinct_params)} (every tensor once)"))
-        lines.append(("sum over layers", f"{count_text(totals.layer_params)} ({tied})"))
-    lines += [("" if is_verbose else "sum over layers", text) for text in terms]
-    lines += [("tied" if not place else "", text) for place, text in enumerate(tied_names[:SHOWN_TIES])]
+        yield "unique parameters", f"{count_text(totals.distinct_params)} (every tensor once)"
+        yield "sum over layers", f"{count_text(totals.layer_params)} ({tied})"
+    for item in sums:
+        if item.name == "total":
+            yield "" if is_verbose else "sum over layers", f"{item.terms} = {count_text(item.params)}"
+    for number, tie in enumerate(ties[:SHOWN_TIES]):
+        yield "" if number else "tied", f"{tie.path} is {tie.is_path} ({count_text(tie.params)})"
     if len(ties) > SHOWN_TIES:
-        lines.append(("", f"and {len(ties) - SHOWN_TIES} more ties; {named('to_json()')} lists them all"))
+        yield "", f"and {len(ties) - SHOWN_TIES} more ties; {named('to_json()')} lists them all"
     several = sum(item.name == "layer" for item in sums) > 1
     has_few = sum(item.name not in ("layer", "total") for item in sums) <= SHOWN_PARTS
     for item in sums:
         if item.name == "layer":
-            place = f"{item.path}: " if several else ""
-            lines.append(("one layer", f"{place}{item.terms} = {count_text(item.params)}"))
+            yield "one layer", f"{f'{item.path}: ' * several}{item.terms} = {count_text(item.params)}"
         elif item.name != "total" and has_few:
-            lines.append(("", f"{item.name}: {item.terms} = {count_text(item.params)}"))
+            yield "", f"{item.name}: {item.terms} = {count_text(item.params)}"
     share = f" ({100 * totals.trainable_params / totals.distinct_params:.4f} %)" if totals.frozen_params else ""
-    trainable = f"{count_text(totals.trainable_params)}{share}, frozen {count_text(totals.frozen_params)}"
-    if ties and is_verbose:
-        over = f"{count_text(totals.trainable_layer_params)}, frozen {count_text(totals.frozen_layer_params)}"
-        trainable = f"{trainable} (sum over layers {over})"
-    lines.append(("trainable", trainable))
-    unit = " (unique parameters; 1 MiB = 2**20 B)" if is_verbose else ""
-    size = f"{bytes_text(totals.fp32_bytes)} in fp32, {bytes_text(totals.bf16_bytes)} in bf16{unit}"
+    over = f"{count_text(totals.trainable_layer_params)}, frozen {count_text(totals.frozen_layer_params)}"
+    over = f" (sum over layers {over})" if ties and is_verbose else ""
+    yield "trainable", f"{count_text(totals.trainable_params)}{share}, frozen {count_text(totals.frozen_params)}{over}"
     if is_verbose:
-        buffers = f"{count_text(totals.buffer_params)} elements ({bytes_text(totals.buffer_bytes)})"
-        lines.append(("buffers", buffers))
-    lines.append(("size", size))
-    if (matmul_flops := getattr(report, "matmul_flops", None)) is not None:
-        flops, macs = flops_text(matmul_flops), count_text(matmul_flops // 2)
-        lines.append(("forward pass", f"{flops}, {macs} multiply-adds (matrix products, at these shapes)"))
+        yield "buffers", f"{count_text(totals.buffer_params)} elements ({bytes_text(totals.buffer_bytes)})"
+    unit = " (unique parameters; 1 MiB = 2**20 B)" if is_verbose else ""
+    yield "size", f"{bytes_text(totals.fp32_bytes)} in fp32, {bytes_text(totals.bf16_bytes)} in bf16{unit}"
+    if (flops := getattr(report, "matmul_flops", None)) is not None:
+        macs = f"{count_text(flops // 2)} multiply-adds (matrix products, at these shapes)"
+        yield "forward pass", f"{flops_text(flops)}, {macs}"
     if report.unknown:
-        unknown = f"{len(report.unknown)} not yet initialised: {', '.join(report.unknown)}"
-        lines.append(("not counted", unknown))
-    if not is_verbose:
-        return lines
-    classes = subject.implementation or ""  # their version may decide how many parameters there are
-    version = f"{subject.torch_version}, {classes}" if classes.startswith("transformers ") else subject.torch_version
-    return [*lines, (subject.obtained, f"from the torch modules' own tensors; torch {version}")]
+        yield "not counted", f"{len(report.unknown)} not yet initialised: {', '.join(report.unknown)}"
+    if is_verbose:
+        classes = subject.implementation or ""  # their version may decide how many parameters there are
+        version = f", {classes}" if classes.startswith("transformers ") else ""
+        yield subject.obtained, f"from the torch modules' own tensors; torch {subject.torch_version}{version}"
 
 
 def not_generation(report: Any) -> str:

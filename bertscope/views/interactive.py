@@ -50,18 +50,18 @@ class Item:
 
 def items_of(report: TreeReport | CheckpointReport, tensors: CountReport | CheckpointReport) -> list[Item]:
     """Return the modules of a report in its order, the root first, each with its own tensors."""
-    found: dict[str, Item] = {}
+    by_path: dict[str, Item] = {}
     for row in report.rows:
-        path, kind = (row.path, row.type) if isinstance(row, TreeRow) else (row.name if found else "", row.dtype)
-        found[path] = Item(row, path, row.name or kind, kind if row.name else "", row.params)
+        path, kind = (row.path, row.type) if isinstance(row, TreeRow) else (row.name if by_path else "", row.dtype)
+        by_path[path] = Item(row, path, row.name or kind, kind if row.name else "", row.params)
 
     def around(path: str) -> Item:
         """Return the module around a path; a checkpoint may have no row for the nearest."""
-        while (path := path.rpartition(".")[0]) not in found:
+        while (path := path.rpartition(".")[0]) not in by_path:
             pass
-        return found[path]
+        return by_path[path]
 
-    items = list(found.values())
+    items = list(by_path.values())
     for item in items[1:]:
         item.parent = around(item.path)
         item.parent.below.append(item)
@@ -71,11 +71,11 @@ def items_of(report: TreeReport | CheckpointReport, tensors: CountReport | Check
     for tensor in tensors.rows:
         name = tensor.name.replace("/", ".") if isinstance(tensor, StoredRow) else tensor.name
         around(name).tensors.append(tensor)
-    own: Counter[str] = Counter()
+    flops: Counter[str] = Counter()
     for call in getattr(report, "calls", ()):
-        own[call.path] += call.matmul_flops
+        flops[call.path] += call.matmul_flops
     for item in reversed(items):
-        if called := [own[path] for path in expand(item.path) if path in own]:
+        if called := [flops[path] for path in expand(item.path) if path in flops]:
             item.flops += sum(called) * item.row.copies // len(called)  # of more than 256 equal layers two are called
         if item.parent is not None:
             item.parent.flops += item.flops
@@ -112,10 +112,10 @@ def details(item: Item, whole: int) -> Iterator[str]:
         yield f"output      {tensors_text(row.outputs) or 'no tensor'}"
         yield f"forward     {flops_text(item.flops)} in matrix products"
     for tensor in item.tensors:
-        shape, words = (tensor.shape, tensor.dtype) if is_stored else (tensor.shapes[0], count_text(tensor.each_params))
+        shape, size = (tensor.shape, tensor.dtype) if is_stored else (tensor.shapes[0], count_text(tensor.each_params))
         frozen = ", frozen" if not is_stored and tensor.params > tensor.trainable_params else ""
         tied = f", tied to {other}" if (other := tensor.shares if is_stored else tensor.tied_to) else ""
-        yield f"  {tensor.name.removeprefix(f'{item.path}.')} {shape_text(shape)} {words}{tied}{frozen}"
+        yield f"  {tensor.name.removeprefix(f'{item.path}.')} {shape_text(shape)} {size}{tied}{frozen}"
 
 
 def matches(item: Item, words: str) -> bool:
@@ -294,16 +294,16 @@ class Browser(App[BaseException]):
 
     def _action_next(self, step: int, start: Item | None = None) -> None:
         """Go to the first match from `start` on, or beyond the cursor; after the last match comes the first."""
-        found = [place for place, item in enumerate(self.items) if self.words and matches(item, self.words)]
-        if not found:
+        hits = [number for number, item in enumerate(self.items) if self.words and matches(item, self.words)]
+        if not hits:
             self.status.update(Text(f"nothing matches {self.words!r}" if self.words else "type / to search"))
             return
         row = (start or self.modules.item).row
-        here = next(place for place, item in enumerate(self.items) if item.row is row)
-        ahead = [place for place in found[::step] if (place - here) * step >= (start is None)]
-        place = (ahead or found[::step])[0]
-        self.modules.go_to(self.items[place])
-        self.status.update(Text(f"{found.index(place) + 1} of {len(found)} that match {self.words!r}; n: the next"))
+        here = next(number for number, item in enumerate(self.items) if item.row is row)
+        ahead = [number for number in hits[::step] if (number - here) * step >= (start is None)]
+        number = (ahead or hits[::step])[0]
+        self.modules.go_to(self.items[number])
+        self.status.update(Text(f"{hits.index(number) + 1} of {len(hits)} that match {self.words!r}; n: the next"))
 
 
 def browse(report: TreeReport | CheckpointReport, tensors: CountReport | CheckpointReport, depth: int | None) -> None:

@@ -14,40 +14,11 @@ from bertscope.reports.step import NO, UNCERTAIN, YES, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
 from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, signed_text
+from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, in_phase, listed, number, values
 from bertscope.views.console import PARTS, Target, wrapped
 from bertscope.views.footer import not_generation, uncounted
-from bertscope.views.step import (
-    LORA_NOTE,
-    PEAK,
-    VERBOSE,
-    assumed,
-    by_verdict,
-    cost_columns,
-    doubt,
-    lacking,
-    line_of,
-    margin_note,
-    next_command,
-    on_gpu,
-    other_loop,
-    part_columns,
-    part_name,
-    parts_csv,
-    phase_columns,
-    place_of,
-    range_text,
-    run_text,
-    settings_line,
-    shown_by,
-    sizes,
-    step_time,
-    strategy_names,
-    time_notes,
-    variant_name,
-    with_checkpointing,
-)
-from bertscope.views.traffic import rank_tables, ranks_notes, traffic_notes, traffic_tables
+from bertscope.views.traffic import ranks_notes, ranks_table, traffic_notes, traffic_table
 from bertscope.views.views import Compared, Heading, Table, View, about, common_notes, model_columns, side_by_side
 
 _BAR_WIDTH = 48
@@ -70,12 +41,11 @@ def bars(report: MemoryReport, target: Target) -> str:
             bar += mark * (round(width * sum_bytes / highest) - len(bar))
         used += bar
         lines += f"{name:<{label}}{bar:<{width}} {bytes_text(memory.cost.peak_bytes)}\n"
-    legend = " ".join(f"{mark} {part_name(part)}" for part, mark in _MARKS.items() if mark in used)
+    legend = " ".join(f"{mark} {step.part_name(part)}" for part, mark in _MARKS.items() if mark in used)
     return lines + wrapped(" " * label + legend, target, label)
 
 
 def _known(report: MemoryReport) -> list[tuple[str, Memory]]:
-    """Return the name and the memory of each variant that has one."""
     return [(name, variant.memory) for name, variant in _named(report) if variant.memory]
 
 
@@ -84,109 +54,96 @@ def verdict(report: MemoryReport) -> str:
     known = _known(report)
     if not known:
         return "Nothing was measured: every run failed."
-    costs = [(name, row.estimated.cost) for name, row in _named(report) if row.estimated and row.estimated.cost.verdict]
-    return line_of(*(_fits(report, dict(costs)) if costs else _peaks(report, known)))
+    costs = {name: row.estimated.cost for name, row in _named(report) if row.estimated and row.estimated.cost.verdict}
+    return step.line_of(*(_fits(report, costs) if costs else _peaks(report, known)))
 
 
-def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Iterator[str]:
-    """Yield sentences on the peak of one variant, on what the second one saves, or on the lowest of several."""
+def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Sequence[step.Fact]:
+    """Return facts on the peak of one variant, on what the second one saves, or on the lowest of several."""
     name, memory = known[0]
     peak, cost = memory.peak, memory.cost
     if len(known) == 1:
         timing = next((row.timing for row in report.variants if row.timing and row.timing.step_seconds), None)
-        own = f", {timing.median_seconds:.3g} s a step" if timing else step_time(cost)
-        text = f"Peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}"
         reserved = f"; torch reserves {bytes_text(cost.reserved.low_bytes)}" if cost.reserved else ""
-        yield f"{text}{reserved}{own}."
-        yield f"{text}{own}."
-        yield f"{text}."
-        return
-    sizes = [own.peak.peak_bytes for _, own in known]
-    places = list(dict.fromkeys(in_phase(own.peak.phase) for _, own in known))
+        time = f", {timing.median_seconds:.3g} s a step" if timing else step.step_time(cost)
+        return f"Peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}", (reserved, 1), (time, 2)
+    sizes = [other.peak.peak_bytes for _, other in known]
     if len(set(sizes)) == 1:
+        phases = {in_phase(other.peak.phase) for _, other in known}
         ways = "with and without checkpointing" if len(known) == 2 and name == NONE else f"of all {len(known)} runs"
-        text = f"Peak {bytes_text(sizes[0])} {ways}{f', always {places[0]}' if len(places) == 1 else ''}"
-        outlooks = [row.outlook for row in report.variants if row.outlook]
-        yield f"{text}; it helps from batch {count_text(outlooks[0].pays_from_batch)}." if outlooks else f"{text}."
-        yield f"{text}."
-    elif len(known) == 2:
-        yield _comparison(*(row for row in report.variants if row.memory))
-    else:
-        lowest = known[sizes.index(min(sizes))][0]
-        text = f"Lowest of {len(sizes)} peaks: {bytes_text(min(sizes))} {with_checkpointing(lowest)}"
-        yield f"{text}, {bytes_text(sizes[0])} {with_checkpointing(name)}."
-        yield f"{text}."
+        always = f", always {phases.pop()}" if len(phases) == 1 else ""
+        helps = [row.outlook.pays_from_batch for row in report.variants if row.outlook][:1]
+        from_batch = "".join(f"; it helps from batch {count_text(batch)}" for batch in helps)
+        return f"Peak {bytes_text(sizes[0])} {ways}{always}", (from_batch, 1)
+    if len(known) == 2:
+        return _comparison(*(row for row in report.variants if row.memory))
+    lowest = known[sizes.index(min(sizes))][0]
+    text = f"Lowest of {len(sizes)} peaks: {bytes_text(min(sizes))} {step.with_checkpointing(lowest)}"
+    return text, (f", {bytes_text(sizes[0])} {step.with_checkpointing(name)}", 1)
 
 
-def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Iterator[str]:
-    """Yield sentences on whether the step fits on the GPU."""
+def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fact]:
     on = report.card.name if report.card else "the GPU"
-    groups = by_verdict(costs.items())
+    groups = step.by_verdict(costs.items())
     best, names = next(iter(groups.items()))
-    name = min(names, key=lambda own: costs[own].gpu_bytes) if best != YES else names[0]
+    name = min(names, key=lambda name: costs[name].gpu_bytes) if best != YES else names[0]
     cost, several = costs[name], len(costs) > 1
-    way = f" {with_checkpointing(name)}" if several else ""
+    how = f" {step.with_checkpointing(name)}" if several else ""
     if best == NO:
-        text = f"Does not fit on {on}{f', not even{way}' if several else ''}: {lacking(cost)}"
         largest = max(row.largest_batch or 0 for row in report.variants)
-        yield f"{text}; batch {count_text(largest)} fits{way}." if largest else f"{text}."
-        yield f"{text}."
-    elif best == UNCERTAIN:
-        text = f"May fit on {on}{way}: {on_gpu(cost)}"
-        yield f"{text}, {doubt(cost)}."
-        yield f"{text}."
-    elif len(groups) == 1:
-        if len(costs) == 2 and names[0] == NONE and costs[names[1]].peak_bytes < cost.peak_bytes:
-            saved = cost.peak_bytes - costs[names[1]].peak_bytes
-            share = f"{100 * saved / cost.peak_bytes:.1f} %"
-            yield f"Fits on {on}: {on_gpu(cost)}; checkpointing saves {bytes_text(saved)} ({share})."
-        others = f" {with_checkpointing(names[-1])} too" if several else ""
-        size = f"{on_gpu(cost)}{f' {with_checkpointing(name)}' if several else ''}"
-        yield f"Fits on {on}{' with and without checkpointing' if several else ''}: {size}{step_time(cost)}."
-        yield f"Fits on {on}{others}: {on_gpu(cost)}."
-    else:
-        rest = listed(with_checkpointing(own) for own in costs if own not in names)
-        verb = "may not fit" if NO not in groups else "does not"
-        yield f"Fits on {on} {with_checkpointing(name)}, {verb} {rest}: {on_gpu(cost)}."
-        yield f"Fits on {on} only {with_checkpointing(name)}: {on_gpu(cost)}."
+        text = f"Does not fit on {on}{f', not even{how}' if several else ''}: {step.lacking(cost)}"
+        return text, (f"; batch {count_text(largest)} fits{how}" if largest else "", 1)
+    if best == UNCERTAIN:
+        return f"May fit on {on}{how}: {step.on_gpu(cost)}", (f", {step.doubt(cost)}", 1)
+    if len(groups) > 1:
+        rest = listed(step.with_checkpointing(other) for other in costs if other not in names)
+        verb = "does not" if NO in groups else "may not fit"
+        return f"Fits on {on} {step.with_checkpointing(name)}", (f", {verb} {rest}", 1), f": {step.on_gpu(cost)}"
+    saved = cost.peak_bytes - costs[names[-1]].peak_bytes
+    if len(costs) == 2 and name == NONE and saved > 0:
+        share = f" ({100 * saved / cost.peak_bytes:.1f} %)"
+        return f"Fits on {on}: {step.on_gpu(cost)}", (f"; checkpointing saves {bytes_text(saved)}", 2), (share, 1)
+    both = " with and without checkpointing" if several else ""
+    return f"Fits on {on}{both}: {step.on_gpu(cost)}", (how, 2), (step.step_time(cost), 1)
 
 
 def _verdict_word(report: MemoryReport) -> str:
     return next(
-        iter(by_verdict((name, row.estimated.cost if row.estimated else None) for name, row in _named(report))), ""
+        iter(step.by_verdict((name, row.estimated.cost if row.estimated else None) for name, row in _named(report))), ""
     )
 
 
 def _settings(report: MemoryReport) -> str:
     run = report.run
-    words = [] if report.inputs_given else [f"batch {count_text(run.batch)}", f"seq {count_text(run.seq)}"]
-    return settings_line(report, *words, run.precision, groups=len(report.ranks))
+    shapes = [] if report.inputs_given else [f"batch {count_text(run.batch)}", f"seq {count_text(run.seq)}"]
+    return step.settings_line(report, *shapes, run.precision, groups=len(report.ranks))
 
 
 def _tip(report: MemoryReport) -> str:
     """Return the next step: a plan for a step that does not fit, the largest batch on a GPU for another one."""
     batch, answers = report.run.batch, {row.answer for row in report.variants}
     if any(row.measured for row in report.variants):
-        return "" if report.inputs_given else next_command(
+        return "" if report.inputs_given else step.next_command(
             report, "profile", "draw the memory of the step", "report.plot()", timeline="step.html"
         )  # fmt: skip
     if report.inputs_given or report.run.compile:
         return ""
     largest = {"batch": None, "checkpointing": None, "rank": None}
     if not report.card:
-        return next_command(report, "fit", "find the largest batch on a GPU", gpu=COMMON, device=None, **largest)
+        return step.next_command(report, "fit", "find the largest batch on a GPU", gpu=COMMON, device=None, **largest)
     if YES in answers or report.run.mode != TRAINING:
-        return next_command(report, "fit", f"find the largest batch on {report.card.name}", **largest)
+        return step.next_command(report, "fit", f"find the largest batch on {report.card.name}", **largest)
     if batch > 1:
-        why = f"make batch {count_text(batch)} fit, with micro-batches and checkpointing"
-        return next_command(report, "plan", why, batch=None, batch_total=batch)
-    return next_command(report, "plan", "find the cheapest checkpointing with which it fits", batch=batch)
+        leanest = max(report.variants, key=lambda row: row.largest_batch or 0)
+        strategy = leanest.checkpointing if leanest.checkpointing != NONE else None
+        return step.micro_batches(report, batch, leanest.largest_batch or 0, checkpointing=strategy)
+    return step.next_command(report, "plan", "find the cheapest checkpointing with which it fits", batch=batch)
 
 
 def notes(report: MemoryReport, target: Target | None = None, **_: Any) -> Iterator[str]:
     """Yield what to conclude from the table, and how each number was obtained."""
     yield Heading("Settings")
-    yield assumed(report, *sizes(report.run, report.inputs_given), groups=len(report.ranks))
+    yield step.assumed(report, *step.sizes(report.run, report.inputs_given), groups=len(report.ranks))
     yield Heading("What the table says")
     yield from conclusions(report)
     yield from ranks_notes(report)
@@ -204,7 +161,7 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     known = [(name, variant, variant.memory) for name, variant in variants if variant.memory is not None]
     for _, other, memory in known[1:]:
         _, first, first_memory = known[0]
-        yield _comparison(first, other)
+        yield step.sentence_of(_comparison(first, other))
         if memory.cost.peak_bytes >= first_memory.cost.peak_bytes and other.outlook is not None:
             points = "".join(
                 f"; at batch {point.batch} it saves {bytes_text(point.first_bytes - point.own_bytes)}"
@@ -212,39 +169,37 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
             )
             yield f"It helps from batch {other.outlook.pays_from_batch}{points} (estimated)."
     for name, _, memory in known:
-        yield f"{f'{name}: p' if len(variants) > 1 else 'P'}eak{place_of(memory.peak)}."
-    if known and known[0][2].obtained == "estimated" and (more := other_loop(report.run, known[0][2].cost)):
+        yield f"{f'{name}: p' if len(variants) > 1 else 'P'}eak{step.place_of(memory.peak)}."
+    if known and known[0][2].obtained == "estimated" and (more := step.other_loop(report.run, known[0][2].cost)):
         yield more
     if more := not_generation(report):
         yield more
 
 
 def _named(report: MemoryReport) -> list[tuple[str, Variant]]:
-    """Return the variants, each with a name that no other one has."""
-    name = strategy_names(map(variant_name, report.variants))
-    return [(name(variant_name(variant)), variant) for variant in report.variants]
+    name = step.strategy_names(map(step.variant_name, report.variants))
+    return [(name(step.variant_name(variant)), variant) for variant in report.variants]
 
 
-def _comparison(first: Variant, other: Variant) -> str:
-    """Return what a variant saves and costs against the first one, in a sentence."""
+def _comparison(first: Variant, other: Variant) -> list[step.Fact]:
+    """Return facts on what a variant saves and costs against the first one."""
     before, after = (variant.cost.peak_bytes if variant.cost else 0 for variant in (first, other))
-    name = strategy_names([variant_name(other)])(variant_name(other))
-    subject = "Checkpointing" if name == "full" else f"{name[:1].upper()}{name[1:]} checkpointing"
+    name = step.strategy_names([step.variant_name(other)])(step.variant_name(other))
+    subject = "Checkpointing" if name == "full" else f"{name} checkpointing"
+    facts: list[step.Fact] = [f"{subject} does not help at this batch: all activations are freed at the peak"]
     if after < before:
-        text = f"{subject} saves {bytes_text(before - after)} ({100 * (before - after) / before:.1f} %)"
-    elif after == before:
-        text = f"{subject} does not help at this batch: all activations are freed at the peak"
-    else:
-        text = f"{subject} needs {bytes_text(after - before)} more"
+        facts = [f"{subject} saves {bytes_text(before - after)} ({100 * (before - after) / before:.1f} %)"]
+    elif after > before:
+        facts = [f"{subject} needs {bytes_text(after - before)} more"]
     if first.timing and other.timing and first.timing.median_seconds:
         ratio = other.timing.median_seconds / first.timing.median_seconds
-        text += f" and makes a step {ratio:.2f}x as long"
+        facts.append((f" and makes a step {ratio:.2f}x as long", 3))
         if first.timing.flops and other.timing.flops:
-            text += f" ({other.timing.flops / first.timing.flops:.2f}x the FLOPs)"
-        some, others = first.timing.step_seconds, other.timing.step_seconds
-        if min(len(some), len(others)) > 1 and min(some) <= max(others) and min(others) <= max(some):
-            text += f"; the times overlap: use {named('steps')} 10"
-    return f"{text}."
+            facts.append((f" ({other.timing.flops / first.timing.flops:.2f}x the FLOPs)", 1))
+        one, two = first.timing.step_seconds, other.timing.step_seconds
+        if min(len(one), len(two)) > 1 and min(one) <= max(two) and min(two) <= max(one):
+            facts.append((f"; the times overlap: use {named('steps')} 10", 2))
+    return facts
 
 
 def footnotes(report: MemoryReport) -> Iterator[str]:
@@ -271,12 +226,12 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
     if run.device == CUDA and any(row.operator == "convolution" for memory in memories for row in memory.kept):
         yield "Not counted: workspaces of cuDNN's convolutions, which may double the peak."
     if report.subject.lora and any(variant.checkpointing != NONE for variant in report.variants):
-        yield LORA_NOTE
+        yield step.LORA_NOTE
     if layers := [memory.traced_layers for memory in memories if memory.traced_layers]:
         yield f"Simulated with {max(layers)} layers, extrapolated to all (checked)."
     if cost := next((memory.cost for memory in memories if memory.cost.reserved), None):
         yield from _device_notes(report, cost)
-    yield from time_notes(variant.cost for variant in report.variants)
+    yield from step.time_notes(variant.cost for variant in report.variants)
     gradients = ", with gradients of the step before" if run.has_gradients_before else ""
     yield f"Steady state, from the second step on{gradients}; tied tensors once; 1 MiB = 2**20 B."
 
@@ -287,18 +242,18 @@ def _device_notes(report: MemoryReport, cost: StepCost) -> Iterator[str]:
     if low == high and not is_calibrated:
         yield f"CUDA context and other memory in use on the GPU: {bytes_text(low)}, measured."
         return
-    others = ""
+    more = ""
     if cost.allocated and cost.allocated.low_bytes < cost.allocated.high_bytes:
-        others = f", {range_text(cost.allocated.low_bytes, cost.allocated.high_bytes)} by what ran before"
-    yield f"allocated: torch.cuda.max_memory_allocated(), with {bytes_text(cost.workspace_bytes)} for cuBLAS{others}."
+        more = f", {step.range_text(cost.allocated.low_bytes, cost.allocated.high_bytes)} by what ran before"
+    yield f"allocated: torch.cuda.max_memory_allocated(), with {bytes_text(cost.workspace_bytes)} for cuBLAS{more}."
     loaded = cost.reserved_loaded_bytes
-    others = f"; {bytes_text(loaded)} if weights were loaded there, until empty_cache()" if loaded else ""
-    yield f"reserved: torch.cuda.max_memory_reserved(){others}."
+    more = f"; {bytes_text(loaded)} if weights were loaded there, until empty_cache()" if loaded else ""
+    yield f"reserved: torch.cuda.max_memory_reserved(){more}."
     how = "measured" if is_calibrated else "by GPU and torch"
-    most = range_text(cost.gpu_bytes - high + low, cost.gpu_bytes)
-    yield f"on the GPU: {most} in nvidia-smi, with a context of {range_text(low, high)} ({how})."
+    most = step.range_text(cost.gpu_bytes - high + low, cost.gpu_bytes)
+    yield f"on the GPU: {most} in nvidia-smi, with a context of {step.range_text(low, high)} ({how})."
     if cost.limit_bytes is not None:
-        yield margin_note(cost)
+        yield step.margin_note(cost)
 
 
 SHOWN_ROWS = 10
@@ -309,27 +264,27 @@ _SMALL = 0.001  # of the peak: such as the position numbers of a BERT, and its i
 def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[Column]:
     """Return the columns of a report's variants: the parts at the peak, the cost, and what `profile` measured."""
     variants = report.variants
-    costs = cost_columns(variants, fits=f"fits on {report.card.name}" if report.card else "fits")
+    costs = step.cost_columns(variants, fits=f"fits on {report.card.name}" if report.card else "fits")
     steps = max((len(variant.timing.step_seconds) for variant in variants if variant.timing), default=0)
     measured = partial(number, csv=())
     return [
-        *part_columns(variants, "memory.peak", part_groups),
+        *step.part_columns(variants, "memory.peak", part_groups),
         *costs[:1],
-        *phase_columns(variants, "memory.phases", indent="  "),
+        *step.phase_columns(variants, "memory.phases", indent="  "),
         *costs[1:],
-        *shown_by(variants, [
+        *step.shown_by(variants, [
             Column("estimated peak", lambda row: "" if row.error is None else bytes_text(row.estimated.cost.peak_bytes),
                    right=True),
             Column("  worst error", _error_text, right=True),
             measured("process: one step", "process", lambda process: (
-                f"+{bytes_text(process.high_water_bytes - process.resident_before_bytes)}"), detail=VERBOSE),
-            measured("process: whole run", "process.run_high_water_bytes", bytes_text, detail=VERBOSE),
+                f"+{bytes_text(process.high_water_bytes - process.resident_before_bytes)}"), detail=step.VERBOSE),
+            measured("process: whole run", "process.run_high_water_bytes", bytes_text, detail=step.VERBOSE),
             measured(f"step, median of {steps}", "timing", lambda timing: (
                 f"{timing.median_seconds:.3f} s" if timing.step_seconds else "")),
             measured("  slowest - fastest", "timing.step_seconds", lambda seconds: (
                 f"{max(seconds) - min(seconds):.3f} s" if len(seconds) > 1 else "")),
-            measured("tokens per second", "timing.tokens_per_second", "{:,.0f}".format, detail=VERBOSE),
-            measured("FLOP/s", "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G", detail=VERBOSE),
+            measured("tokens per second", "timing.tokens_per_second", "{:,.0f}".format, detail=step.VERBOSE),
+            measured("FLOP/s", "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G", detail=step.VERBOSE),
         ]),
     ]  # fmt: skip
 
@@ -344,16 +299,16 @@ def variants_table(report: MemoryReport, *, is_verbose: bool = True) -> Table:
         names = [f"{name} ({how})" for name, how in zip(names, obtained, strict=True)]
     left_out = {"peak in"} | ({"saved for backward"} if report.run.mode == INFERENCE else set())  # notes have the place
     groups = _part_groups(report, 0 if is_verbose else _SMALL)
-    found = [column for column in columns(report, groups) if column.title not in left_out]
-    return side_by_side(first, found, report.variants, names, is_verbose=is_verbose, strong=PEAK)
+    shown = [column for column in columns(report, groups) if column.title not in left_out]
+    return side_by_side(first, shown, report.variants, names, is_verbose=is_verbose, strong=step.PEAK)
 
 
 def _part_groups(report: MemoryReport, small: float) -> list[list[str]]:
     """Return the parts of the peaks, each in a list; in one list those below this share of every peak."""
     peaks = [memory.peak for _, memory in _known(report)]
-    found = [part for part in PARTS if any(getattr(peak.parts, part) for peak in peaks)]
-    few = [part for part in found if all(getattr(peak.parts, part) < small * peak.peak_bytes for peak in peaks)]
-    return [few if part in few else [part] for part in found if part not in few[1:]]
+    parts = [part for part in PARTS if any(getattr(peak.parts, part) for peak in peaks)]
+    few = [part for part in parts if all(getattr(peak.parts, part) < small * peak.peak_bytes for peak in peaks)]
+    return [few if part in few else [part] for part in parts if part not in few[1:]]
 
 
 def _error_text(variant: Variant) -> str:
@@ -371,18 +326,18 @@ def kept_table(report: MemoryReport) -> Table:
               for variant in report.variants]  # fmt: skip
     rows = []
     for key in dict.fromkeys(key for table in tables for key in table):
-        found = [table.get(key) for table in tables]
-        rows.append((next(filter(None, found)), *(row.kept_bytes if row else 0 for row in found)))
+        cells = [table.get(key) for table in tables]
+        rows.append((next(filter(None, cells)), *(row.kept_bytes if row else 0 for row in cells)))
     names = [
         attribute("saved for backward, by module", "path", missing="(model)", csv=()),
         attribute("what", "what", is_wide=True, csv=()),
         Column("each", lambda row: f"{shape_text(row.shape)} {row.dtype}" if row.dtype else "", is_wide=True),
         number("tensors", "tensors", is_wide=True, csv=()),
     ]
-    sizes = [Column(name, bytes_text, right=True).of(itemgetter(place))
-             for place, (name, _) in enumerate(_named(report), 1)]  # fmt: skip
+    sizes = [Column(name, bytes_text, right=True).of(itemgetter(column))
+             for column, (name, _) in enumerate(_named(report), 1)]  # fmt: skip
     columns = [*(column.of(itemgetter(0)) for column in names), *sizes]
-    return Table(columns, sorted(rows, key=lambda row: -max(row[1:])), names=1)
+    return Table(columns, sorted(rows, key=lambda row: -max(row[1:])))
 
 
 def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | None = None) -> list[Table]:
@@ -391,19 +346,21 @@ def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | No
     In the terminal the last is shown with -v, or with `shown_rows`: their number, 0 for all, by default SHOWN_ROWS.
     """
     is_detailed = target is None or target.verbose
-    tables = [variants_table(report, is_verbose=is_detailed)]
-    tables += [Table(*found) for found in rank_tables(report)]
-    tables += [Table(*found) for found in traffic_tables(report, by_module=is_detailed)]
-    kept = kept_table(report)
+    tables = [
+        variants_table(report, is_verbose=is_detailed),
+        ranks_table(report),
+        traffic_table(report, by_module=is_detailed),
+    ]
+    saved = kept_table(report)
     if target and target.width and target.width < _WIDE:  # the JSON has the others
-        kept = replace(kept, columns=[column for column in kept.columns if not column.is_wide])
-    if not kept.rows or not (is_detailed or shown_rows is not None):
+        saved = replace(saved, columns=[column for column in saved.columns if not column.is_wide])
+    if not saved.rows or not (is_detailed or shown_rows is not None):
         return tables
-    shown = kept.rows if target is None else kept.rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
-    others = kept.rows[len(shown) :]
+    shown = saved.rows if target is None else saved.rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
+    others = saved.rows[len(shown) :]
     rest = ", ".join(bytes_text(sum(sizes)) for sizes in [*zip(*others, strict=True)][1:])
     more = f"and {len(others)} more, {rest}; {named('rows')} 0 lists them all\n" if others else ""
-    return [*tables, replace(kept, rows=shown, below=more)]
+    return [*tables, replace(saved, rows=shown, below=more)]
 
 
 def _records(report: MemoryReport) -> Table:
@@ -416,40 +373,38 @@ def _records(report: MemoryReport) -> Table:
         for phase in memory.phases
     ]
     of_phase = ("phase", "peak_bytes", "path", "operator")
-    costs = [(name, read) for column in cost_columns(rows, "memory.cost") for name, read in column.csv.items()]
+    costs = [(name, read) for column in step.cost_columns(rows, "memory.cost") for name, read in column.csv.items()]
     return Table([
         csv_only(values("checkpointing", "reentrant", of="variant")),
         csv_only(values("obtained", of="memory")),
         csv_only(values(*of_phase, of="phase")),
-        parts_csv("phase"),
+        step.parts_csv("phase"),
         csv_only({name: read for name, read in costs if name not in of_phase}),
     ], rows)  # fmt: skip
 
 
 def _compared_table(report: MemoryReport) -> Table:
-    """Return the variants of one report as rows, without what `profile` adds."""
-    name = strategy_names(map(variant_name, report.variants))
-    strategy = Column("checkpointing", lambda row: name(variant_name(row)), values("checkpointing", "reentrant"))
-    found = columns(report, [[part] for part in PARTS])
-    return Table([strategy, *(column for column in found if not column.title.startswith(("  ", "estimated")))],
+    name = step.strategy_names(map(step.variant_name, report.variants))
+    strategy = Column("checkpointing", lambda row: name(step.variant_name(row)), values("checkpointing", "reentrant"))
+    costs = columns(report, [[part] for part in PARTS])
+    return Table([strategy, *(column for column in costs if not column.title.startswith(("  ", "estimated")))],
                  report.variants)  # fmt: skip
 
 
 def _compared_answer(reports: Sequence[MemoryReport]) -> str:
-    """Return the range of the peaks of several models."""
     lowest = {one_line(report.subject.name, limit=24): min(memory.cost.peak_bytes for _, memory in _known(report))
               for report in reports if _known(report)}  # fmt: skip
     peaks = sorted((size, name) for name, size in lowest.items())
     if not peaks:
         return "Nothing was measured."
     (low, first), (high, last) = peaks[0], peaks[-1]
-    return line_of(f"Peaks of {len(reports)} models: {bytes_text(low)} ({first}) to {bytes_text(high)} ({last}).",
-                   f"Peaks of {len(reports)} models: {range_text(low, high)}.")  # fmt: skip
+    ends = f"{bytes_text(low)}", (f" ({first})", 1), f" to {bytes_text(high)}", (f" ({last})", 1)
+    return step.line_of(f"Peaks of {len(reports)} models: ", *ends)
 
 
 def _compared_settings(reports: Sequence[MemoryReport]) -> str:
     has_one = len({report.run.precision for report in reports}) == 1
-    return one_line(run_text(reports[0].run, precision=has_one), limit=100)
+    return one_line(step.run_text(reports[0].run, precision=has_one), limit=100)
 
 
 def _compared_subject(reports: Sequence[MemoryReport]) -> list[Column]:

@@ -1,7 +1,7 @@
 """The reports on modules, `count`, `tree` and `flops`, as tables, CSV and Markdown."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -15,7 +15,7 @@ from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeRe
 from bertscope.settings.checkpointing import NONE
 from bertscope.units import bytes_text, count_text, shape_text, share_text, tensors_text
 from bertscope.views.columns import Column, attribute, copies_text, csv_only, number, values
-from bertscope.views.console import Target, wrapped
+from bertscope.views.console import Target, command_text, wrapped
 from bertscope.views.footer import footer, title
 from bertscope.views.views import Compared, Table, View, side_by_side
 
@@ -36,15 +36,19 @@ def _names(rows: Sequence[Any], target: Target | None) -> dict[str, str]:
     return names
 
 
-def _is_root(row: Any) -> bool:
-    return not row.depth
-
-
 def _some(value: int) -> str:
     return count_text(value) if value else "--"
 
 
-def _in_out(rows: Iterable[Any], *, csv_order: int) -> list[Column]:
+def _share(value: float) -> str:
+    return share_text(value) if value else ""
+
+
+def _is_root(row: Any) -> bool:
+    return not row.depth
+
+
+def _in_out(rows: Iterable[Any], **options: Any) -> list[Column]:
     """Return the columns of the shapes and dtypes that go into each module and come out; shown if any row has them."""
     is_traced = any(row.inputs or row.outputs for row in rows)
 
@@ -52,7 +56,7 @@ def _in_out(rows: Iterable[Any], *, csv_order: int) -> list[Column]:
         def text(row: Any) -> str:
             return tensors_text(getattr(row, name))
 
-        return Column(title, text, {name: text}, below=2, csv_order=csv_order, shown=is_traced)
+        return Column(title, text, {name: text}, shown=is_traced, **options)
 
     return [column("in", "inputs"), column("out", "outputs")]
 
@@ -65,15 +69,10 @@ def _per_layer(rows: Iterable[Any], **options: Any) -> Column:
     return Column("per layer", text, values("copies", "each_params"), right=True, shown=has_copies, **options)
 
 
-def _totals(report: CountReport | TreeReport, target: Target | None) -> list[tuple[str, str]]:
-    return footer(report, target)
-
-
 # ---- count ----
 
 
 def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
-    """Return the rows with their parts indented below them."""
     lines = [line for row in rows for line in (row, *row.parts)]
     parts = {id(part) for row in rows for part in row.parts}
 
@@ -86,7 +85,6 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
         Column("type", lambda row: " + ".join(dict.fromkeys(row.type.split(" + "))), values("type"), detail=True),
         Column("tensors", _shapes, {"shapes": _shapes}, csv_order=3, detail=report.by == "layer",
                shown=report.by != "group"),
-        *_in_out(lines, csv_order=3),
         _per_layer(rows),
         number("params", "params", csv=["params", "distinct_params"]),
         number("share", "share", share_text, csv_order=2),
@@ -94,6 +92,7 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
         number("trainable", "trainable_params", shown=report.totals.frozen_params > 0),
         attribute("tied to", "tied_to", csv=["in_layer_sum", "tied_to"], detail=True, csv_order=2,
              shown=any(row.tied_to or not row.in_layer_sum for row in rows)),
+        *_in_out(lines, csv_order=3),
     ]  # fmt: skip
     return Table(columns, lines, lambda row: row.parts or row.name == _TOTAL)
 
@@ -114,8 +113,8 @@ def _count_tables(report: CountReport, target: Target | None) -> list[Table]:
         below = [row for row in report.rows if row.path.startswith(f"{parent}.")]
         is_nested = any(row.parts or row.copies > 1 for row in parts)
         if report.by == "layer" and parent and 1 < len(parts) == len(below) < len(report.rows) and not is_nested:
-            own = [rows.pop()] if rows and rows[-1].path == parent else []  # the tensors of the module itself
-            parts = [sum_of_rows(parent, [*own, *parts])]
+            direct = [rows.pop()] if rows and rows[-1].path == parent else []  # the tensors of the module itself
+            parts = [sum_of_rows(parent, [*direct, *parts])]
         rows += parts
     totals, total = report.totals, sum_of_rows(_TOTAL, report.rows)
     sums: dict[str, Any] = {"params": totals.layer_params, "share": 1.0, "bytes": totals.param_bytes}
@@ -133,6 +132,10 @@ def _headline(report: CountReport | TreeReport) -> str:
     )
 
 
+def _next(name: str, why: str, **changes: Any) -> str:
+    return f"{why}\n  {command_text(name, changes, {})}"
+
+
 def _compared_totals(report: CountReport) -> Table:
     columns = [
         number("unique parameters", "distinct_params"),
@@ -144,7 +147,6 @@ def _compared_totals(report: CountReport) -> Table:
 
 
 def _pivot(reports: Sequence[CountReport]) -> Table | None:
-    """Return the groups below each other, and a column for each model."""
     if reports[0].by != "group":
         return None
 
@@ -173,7 +175,8 @@ count = View(
     answer=_headline,
     settings=title,
     tables=_count_tables,
-    lines=_totals,
+    tip=lambda report: _next("estimate", "estimate the memory of a training step", batch=None),
+    lines=footer,
     records=lambda report: _count_table(report, report.rows),
     compared=Compared(
         table=_compared_totals,
@@ -198,13 +201,11 @@ def tree_table(report: TreeReport, target: Target | None = Target()) -> Table:  
         Column("module", lambda row: names[row.path], values("depth", "depth_index", "path", "name")),
         Column("type: depth-index", _type, values("type")),
         _per_layer(rows, detail=True),
-        *_in_out(rows, csv_order=1),
         number("params", "params", _some, csv=["params", "distinct_params", "trainable_params"]),
-        Column(
-            "share", lambda row: share_text(row.share) if row.params else "", values("share"), right=True, is_wide=True
-        ),
+        number("share", "share", _share, is_wide=True),
         csv_only(values("same_as")),
-        Column("", str, values("bytes") | {"kernel_size": kernel_size}, csv_order=2, shown=False),
+        *_in_out(rows),
+        csv_only(values("bytes") | {"kernel_size": kernel_size}),
     ]
     return Table(columns, rows, _is_root)
 
@@ -214,7 +215,20 @@ def _type(row: TreeRow) -> str:
     return f"{text} (same module as {row.same_as})" if row.same_as is not None else text
 
 
-tree = View(answer=_headline, settings=title, tables=lambda report, target: [tree_table(report, target)], lines=_totals)
+def _tree_tip(report: TreeReport) -> str:
+    """Return the command that adds the shapes of tensors, or what a step with these shapes costs."""
+    if any(row.outputs for row in report.rows):
+        return _next("flops", "count the FLOPs of these modules")
+    return _next("tree", "see the shapes of their inputs and outputs", shapes=True)
+
+
+tree = View(
+    answer=_headline,
+    settings=title,
+    tip=_tree_tip,
+    tables=lambda report, target: [tree_table(report, target)],
+    lines=footer,
+)
 
 
 # ---- flops ----
@@ -232,13 +246,13 @@ def _flops_tables(report: FlopsReport, target: Target | None) -> list[Table]:
         number("matmul FLOPs", "total.matmul_flops", _some),
         *([number("within windows", "total.needed_flops", _some)] if report.is_local else []),
         number("MACs", "macs", _some, detail=True, csv_order=1),
-        number("share", "share", lambda share: share_text(share) if share else "", detail=training, csv_order=1),
+        number("share", "share", _share, detail=training, csv_order=1),
         number("elementwise", "total.elementwise_flops", _some, detail=training),
         number("bytes moved", "total.bytes_moved", bytes_text, detail=True),
         number("FLOPs/byte", "intensity", "{:.2f}".format, detail=True, csv_order=1),
     ]
     points = report.sweep if target and len(report.sweep) > 1 else ()
-    return [Table(columns, report.rows, _is_root), *([Table(_SWEEP, points)] if points else ())]
+    return [Table(columns, report.rows, _is_root), Table(_SWEEP, points)]
 
 
 def _phase(title: str, name: str, *, shown: bool) -> Column:
@@ -272,43 +286,38 @@ def _flops_answer(report: FlopsReport) -> str:
     return f"{count_text(root.total.matmul_flops)} FLOPs for {what}{at} ({count_text(root.total.macs)} MACs)."
 
 
-def _flops_lines(report: FlopsReport, target: Target | None) -> list[tuple[str, str]]:
+def _flops_lines(report: FlopsReport, target: Target | None) -> Iterator[tuple[str, str]]:
     root, subject, polynomial = report.rows[0], report.subject, report.polynomial
-    is_verbose = target is None or target.verbose
-    lines = []
+    is_verbose, is_training = target is None or target.verbose, report.mode == "training"
     if is_verbose and report.batch:
-        lines.append(("run", f"{_sizes(report)}, {report.mode}"))
-    if is_verbose or report.mode == "training":
-        lines.append(("forward", f"{count_text(root.forward.matmul_flops)} FLOPs"))
-    if report.mode == "training":
-        backward, recomputed = count_text(root.backward.matmul_flops), count_text(root.recompute.matmul_flops)
-        lines.append(("backward", f"{backward} FLOPs, from {report.loss}"))
-        way = "without checkpointing" if report.checkpointing == NONE else f"checkpointing {report.checkpointing}"
-        lines.append(("recomputed", f"{recomputed} FLOPs ({way})"))
+        yield "run", f"{_sizes(report)}, {report.mode}"
+    if is_verbose or is_training:
+        yield "forward", f"{count_text(root.forward.matmul_flops)} FLOPs"
+    if is_training:
+        how = "without checkpointing" if report.checkpointing == NONE else f"checkpointing {report.checkpointing}"
+        yield "backward", f"{count_text(root.backward.matmul_flops)} FLOPs, from {report.loss}"
+        yield "recomputed", f"{count_text(root.recompute.matmul_flops)} FLOPs ({how})"
     if is_verbose:
         matmul, macs = count_text(root.total.matmul_flops), count_text(root.total.macs)
-        lines.append(("total", f"{matmul} FLOPs = {macs} MACs, matrix products only"))
+        yield "total", f"{matmul} FLOPs = {macs} MACs, matrix products only"
     if report.is_local:
         needed = count_text(root.total.needed_flops)
-        lines.append(("windows", f"{needed} FLOPs without the pairs of tokens that windows and causal masks hide"))
-    elementwise = count_text(root.total.elementwise_flops)
+        yield "windows", f"{needed} FLOPs without the pairs of tokens that windows and causal masks hide"
     each = " (GELU 8, LayerNorm 5, softmax 5 for each element)" if is_verbose else ""
-    lines.append(("elementwise", f"{elementwise} FLOPs more{each}"))
+    yield "elementwise", f"{count_text(root.total.elementwise_flops)} FLOPs more{each}"
     if polynomial is not None:
         terms = f"{polynomial.constant:,} + {polynomial.linear:,} * seq + {polynomial.quadratic:,} * seq^2"
         batch, seq = polynomial.verified_at
-        lines.append(("FLOPs =", f"batch * ({terms}), verified at batch {batch}, seq {seq}"))
+        yield "FLOPs =", f"batch * ({terms}), verified at batch {batch}, seq {seq}"
     if report.unknown_operators:
-        lines.append(("not counted", ", ".join(report.unknown_operators)))
-    if not is_verbose:
-        return lines
-    traced = f"; {report.traced_layers} equal layers ran, the others are extrapolated" if report.traced_layers else ""
-    return [
-        *lines,
-        ("convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"),
-        *([] if report.unknown_operators else [("not counted", "nothing: every operator is known")]),
-        (subject.obtained, f"from the operators that torch dispatches{traced}; torch {subject.torch_version}"),
-    ]
+        yield "not counted", ", ".join(report.unknown_operators)
+    if is_verbose:
+        yield "convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"
+        if not report.unknown_operators:
+            yield "not counted", "nothing: every operator is known"
+        layers = report.traced_layers
+        traced = f"; {layers} equal layers ran, the others are extrapolated" if layers else ""
+        yield subject.obtained, f"from the operators that torch dispatches{traced}; torch {subject.torch_version}"
 
 
 def _sizes(report: FlopsReport) -> str:
@@ -340,14 +349,21 @@ def _flops_notes(reports: Sequence[FlopsReport]) -> list[str]:
     return [*notes, f"{reports[0].mode}; {how}"]
 
 
+def _flops_tip(report: FlopsReport) -> str:
+    if report.mode == "training":
+        return _next("estimate", "estimate the memory of such a step", mode=None)
+    return _next("flops", "count a training step", mode="training")
+
+
 flops = View(
     answer=_flops_answer,
     settings=title,
+    tip=_flops_tip,
     tables=_flops_tables,
     lines=_flops_lines,
     name_width=13,
     compared=Compared(table=_compared_flops, notes=_flops_notes),
 )
 # Every operator seen, and those that were not counted.
-operators = replace(flops, tables=lambda report, target: [Table(_OPERATORS, report.operators)])
+operators = replace(flops, columns=_OPERATORS, rows="operators")
 convention = SimpleNamespace(table=_convention)

@@ -19,24 +19,11 @@ from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import AUTOCAST, RunConfig
-from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, html_text, visible
+from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, html_text, visible
+from bertscope.views import step
 from bertscope.views.columns import Column, csv_only, values
 from bertscope.views.console import Target
-from bertscope.views.step import (
-    UNITS_NOTE,
-    assumed,
-    cost_columns,
-    lacking,
-    line_of,
-    margin_note,
-    next_command,
-    on_gpu,
-    other_loop,
-    parts_csv,
-    settings_line,
-    step_time,
-    time_notes,
-)
+from bertscope.views.timeline import Chart
 from bertscope.views.views import Heading, View
 
 # The end of a module's path in its layer -> what the module computes; the first row that matches. A path without a row
@@ -63,42 +50,42 @@ def product_role(product: PlanOperator) -> str:
     if product.name in ("bmm", "baddbmm"):
         is_second = bool(product.number & 1)
         return cross + ("attention context" if is_second else "attention scores")
-    found = next((word for ends, word in _ROLES if re.search(rf"(^|\.)({ends})$", path)), path or product.name)
-    return f"{cross}{found}{'.lora_' if adapter else ''}{adapter.partition('.')[0]}"
+    name = next((word for ends, word in _ROLES if re.search(rf"(^|\.)({ends})$", path)), path or product.name)
+    return f"{cross}{name}{'.lora_' if adapter else ''}{adapter.partition('.')[0]}"
 
 
 def label(row: PlanRow) -> str:
     """Return a plan in words: `keep FFN-down; FFN-up (last 4 of 24)`."""
     if not row.lists:
         return "no checkpointing"
-    if all(len(own.recomputed) == own.layers for own in row.lists):
-        if not any(own.kept for own in row.lists):
+    if all(len(item.recomputed) == item.layers for item in row.lists):
+        if not any(item.kept for item in row.lists):
             return "full checkpointing"
-        if not any(own.again for own in row.lists):
+        if not any(item.again for item in row.lists):
             return "save all matrix products"
     lists: dict[str, list[PlanList]] = {}
-    for own in row.lists:
-        lists.setdefault(own.path, []).append(own)
+    for item in row.lists:
+        lists.setdefault(item.path, []).append(item)
     return f"save {'; '.join(f'{path}: ' * (len(lists) > 1) + _kept_words(same) for path, same in lists.items())}"
 
 
 def _kept_words(lists: Sequence[PlanList]) -> str:
     """Return what the layers of one list keep: the products of all layers first, then those of the last ones."""
-    counts = {product: 0 for own in lists for product in (*own.kept, *own.again)}
-    for own in lists:
-        for product in own.kept:
-            counts[product] += len(own.recomputed)
-    layers = sum(len(own.recomputed) for own in lists)
-    by_count = {count: _joined(product for product, own in counts.items() if own == count)
+    counts = {product: 0 for item in lists for product in (*item.kept, *item.again)}
+    for item in lists:
+        for product in item.kept:
+            counts[product] += len(item.recomputed)
+    layers = sum(len(item.recomputed) for item in lists)
+    by_count = {count: _joined(product for product, item in counts.items() if item == count)
                 for count in sorted(counts.values(), reverse=True)}  # fmt: skip
-    whole, not_all = by_count.pop(layers, ""), _joined(product for product, own in counts.items() if own < layers)
+    whole, not_all = by_count.pop(layers, ""), _joined(product for product, item in counts.items() if item < layers)
     if list(counts.values()).count(layers) > max(len(counts) // 2, _MOST_NAMED - 1):
         whole = f"all products but {not_all}" if not_all else "all products"
     by_count.pop(0, None)
-    found = [whole, *(f"{words} (last {count} of {layers})" for count, words in by_count.items())]
+    texts = [whole, *(f"{words} (last {count} of {layers})" for count, words in by_count.items())]
     if kept_whole := lists[0].layers - layers:
-        found.append(f"last {kept_whole} whole")
-    return "; ".join(filter(None, found)) or "no product"
+        texts.append(f"last {kept_whole} whole")
+    return "; ".join(filter(None, texts)) or "no product"
 
 
 def _joined(products: Iterable[PlanOperator]) -> str:
@@ -112,22 +99,21 @@ def share(row: PlanRow) -> str:
 
 def verdict(report: PlanReport) -> str:
     """Return the answer in a sentence: what the plan needs and recomputes, or what the leanest plan lacks."""
-    row, on = report.first, _device(report)
-    size = f" as batch {count_text(row.batch)} x {count_text(row.accumulate)}" if report.batch_total else ""
+    row, on, time = report.first, _device(report), (step.step_time(report.first.cost), 1)
     if not report.fits:
         leanest = "full checkpointing" if label(row) == "full checkpointing" else "the leanest one"
+        text = f"No plan fits {on}: {leanest} {step.lacking(row.cost)}"
         if row.answer == UNCERTAIN:
-            text = f"No plan surely fits {on}: {leanest} {on_gpu(row.cost)}"
-        else:
-            text = f"No plan fits {on}: {leanest} {lacking(row.cost)}"
-        fits = f"; batch {count_text(report.largest_batch)} fits" if report.largest_batch else ""
-        return line_of(f"{text}{fits}.", f"{text}.")
-    changes = " with LoRA, which trains only adapters" if "lora" in row.changes else f" with {_words(row.changes)}"
-    text = f"Fits {on}{size}{changes if row.changes else ''}: {on_gpu(row.cost)}"
+            text = f"No plan surely fits {on}: {leanest} {step.on_gpu(row.cost)}"
+        return step.line_of(text, (f"; batch {count_text(report.largest_batch)} fits" * bool(report.largest_batch), 1))
+    size = f" as batch {count_text(row.batch)} x {count_text(row.accumulate)}" if report.batch_total else ""
+    changes = f" with {_words(row.changes)}" if row.changes else ""
+    if "lora" in row.changes:
+        changes = " with LoRA, which trains only adapters"
+    text = f"Fits {on}{size}{changes}: {step.on_gpu(row.cost)}"
     if not row.lists:
-        return line_of(f"{text}, nothing is recomputed{step_time(row.cost)}.", f"{text}, nothing is recomputed.")
-    how = f"recomputing {share(row)} of the layers' forward pass"
-    return line_of(f"{text}, {how}{step_time(row.cost)}.", f"{text}, {how}.", f"{text}, recomputing {share(row)}.")
+        return step.line_of(text, (", nothing is recomputed", 2), time)
+    return step.line_of(text, f", recomputing {share(row)}", (" of the layers' forward pass", 2), time)
 
 
 def _device(report: PlanReport) -> str:
@@ -143,19 +129,19 @@ def columns(report: PlanReport) -> list[Column]:
         Column("plan", lambda row: one_line(label(row), limit=_LABEL), values("checkpointing")),
         Column("micro-batch", lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
                right=True, shown=several),
-        *cost_columns(report.rows),
+        *step.cost_columns(report.rows),
         Column("recomputed", share, values("recompute_share"), right=True),
         Column("what changes", lambda row: _words(row.changes) or "-", shown=any(row.changes for row in report.rows)),
         csv_only({"changes": lambda row: _options(row.changes) or "-"} | values("moved_bytes_again")),
-        parts_csv(),
+        step.parts_csv(),
     ]  # fmt: skip
 
 
 def _options(settings: dict[str, Any]) -> str:
     table = rows(RunConfig)
-    words = (option_words(table[name], value) if name in table else [f"--{name}", str(value)]
+    options = (option_words(table[name], value) if name in table else [f"--{name}", str(value)]
              for name, value in settings.items())  # fmt: skip
-    return shlex.join(chain.from_iterable(words))
+    return shlex.join(chain.from_iterable(options))
 
 
 def _words(settings: dict[str, Any]) -> str:
@@ -168,7 +154,7 @@ def _words(settings: dict[str, Any]) -> str:
 def _settings(report: PlanReport) -> str:
     run = report.run
     batch = [f"batch {count_text(run.batch)}"] if report.batch_total is None else []
-    return settings_line(report, *batch, f"seq {run.seq}", run.precision)
+    return step.settings_line(report, *batch, f"seq {run.seq}", run.precision)
 
 
 def _tip(report: PlanReport) -> str:
@@ -178,21 +164,21 @@ def _tip(report: PlanReport) -> str:
     if report.fits:
         if not report.first.lists and not report.first.changes:
             return ""
-        words = {"may_change": ",".join(report.may_change) or None, **batch}
-        words |= {"emit": "torch", "output": "plan.py"}
-        return next_command(report, "plan", "write the code to plan.py", 'report.emitted("torch")', **words)
+        changes = {"may_change": ",".join(report.may_change) or None, **batch}
+        changes |= {"emit": "torch", "output": "plan.py"}
+        return step.next_command(report, "plan", "write the code to plan.py", 'report.emitted("torch")', **changes)
     if report.batch_total is None and run.batch > 1 and report.largest_batch:
         why = f"make batch {count_text(run.batch)} fit, with micro-batches"
-        return next_command(report, "plan", why, batch=None, batch_total=run.batch)
-    words = {"may_change": "lora,freeze,8bit,precision,sgd", **batch}
-    return "" if report.may_change else next_command(report, "plan", why, **words)
+        return step.next_command(report, "plan", why, batch=None, batch_total=run.batch)
+    changes = {"may_change": "lora,freeze,8bit,precision,sgd", **batch}
+    return "" if report.may_change else step.next_command(report, "plan", why, **changes)
 
 
 def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
     """Yield the next faster plan first, then how the numbers were obtained."""
     yield Heading("Settings")
     order = "least time of a step, by the calibration" if report.objective == TIME else "fewest recompute FLOPs"
-    yield f"{assumed(report, report.run.precision)}; {order} first"
+    yield f"{step.assumed(report, report.run.precision)}; {order} first"
     yield Heading("What the table says")
     row = report.first
     if len(label(row)) > _LABEL:
@@ -206,24 +192,22 @@ def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
         yield f"recomputed: of the layers' forward pass, {flops_text(report.layers_flops)} for one micro-batch."
     if "lora" in row.changes:
         yield "With LoRA only the adapters are trained; the model is no longer fine-tuned in full."
-    if more := other_loop(report.run, row.cost):
+    if more := step.other_loop(report.run, row.cost):
         yield more
     yield Heading("How the numbers were obtained")
     yield f"{count_text(report.tried)} plans simulated with the device's kernels, nothing allocated."
     if report.card:
         yield f"Memory of {report.card.name}: {report.card.source}."
-    yield margin_note(row.cost)
-    yield from time_notes(row.cost for row in report.rows)
-    yield UNITS_NOTE
+    yield step.margin_note(row.cost)
+    yield from step.time_notes(row.cost for row in report.rows)
+    yield step.UNITS_NOTE
 
 
 VIEW = View(
     answer=verdict,
-    verdict=lambda report: report.answer,
     settings=_settings,
     tip=_tip,
     columns=columns,
-    names=1,
     strong=lambda report, row: row is report.first,
     notes=notes,
 )
@@ -232,47 +216,25 @@ VIEW = View(
 # ---- the chart (SVG): the memory that each plan needs against the FLOPs that it recomputes ----
 
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 640, 320, 70, 45, 20, 20
-_TICKS = 4
-
-
 def plan_svg(report: PlanReport) -> str:
     """Return the picture; the limit is a line, and a plan that does not fit is hollow."""
     points = sorted({(point.recompute_share, point.cost.gpu_bytes): point for point in report.front}.items())
     limit = report.budget_bytes
-    unit, name = binary_unit(limit)
-    top = max([limit, *(size for (_, size), _ in points)]) * 1.1
-    base, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-
-    def place(share: float, size: float) -> tuple[float, float]:
-        return round(_LEFT + share * (right - _LEFT), 1), round(base - size / top * (base - _TOP), 1)
-
-    def text(x: float, y: float, words: str, anchor: str) -> str:
-        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_text(words)}</text>'
-
-    _, line = place(0, limit)
-    way = " ".join(f"{x},{y}" for x, y in (place(*key) for key, _ in points))
+    chart = Chart(1.1 * max([limit, *(size for (_, size), _ in points)]), "on the GPU", "recomputed")
+    _, line = chart.at(0, limit)
+    curve = " ".join(f"{x},{y}" for x, y in (chart.at(*key) for key, _ in points))
     shapes = [
-        f'<path d="M{_LEFT} {_TOP}V{base}H{right}" fill="none" stroke="currentColor"/>',
-        text((_LEFT + right) / 2, _HEIGHT - 8, "recomputed", "middle"),
-        text(6, 13, f"on the GPU, {name}", "start"),
-        f'<path d="M{_LEFT} {line}H{right}" stroke="currentColor" stroke-dasharray="6 4"/>',
-        text(right, line - 5, f"limit {bytes_text(limit)}", "end"),
-        f'<polyline points="{way}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>',
+        f'<path d="M70 {line}H620" stroke="currentColor" stroke-dasharray="6 4"/>',
+        chart.text(620, line - 5, f"limit {bytes_text(limit)}", "end"),
+        f'<polyline points="{curve}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>',
     ]
     for (recomputed, size), point in points:
-        x, y = place(recomputed, size)
-        words = f"{point.checkpointing}: {bytes_text(size)}, {100 * recomputed:.0f} % recomputed"
+        x, y = chart.at(recomputed, size)
+        caption = f"{point.checkpointing}: {bytes_text(size)}, {100 * recomputed:.0f} % recomputed"
         fill = "currentColor" if size <= limit else "none"
-        title = f"<title>{html_text(words)}</title>"
+        title = f"<title>{html_text(caption)}</title>"
         shapes.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{fill}" stroke="currentColor">{title}</circle>')
-    for number in range(_TICKS + 1):
-        x, y = place(number / _TICKS, top * number / _TICKS)
-        shapes.append(text(x, base + 16, f"{100 * number // _TICKS} %", "middle"))
-        shapes.append(text(_LEFT - 6, y + 4, f"{top * number / _TICKS / unit:.1f}", "end"))
-    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
-    style = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>', *shapes, "</svg>\n"])
+    return chart.svg(shapes, ("0 %", "25 %", "50 %", "75 %", "100 %"))
 
 
 # ---- the code that trains with a plan: Python with the functions of bertscope/model/keep.py ----
@@ -372,12 +334,12 @@ def _plan(row: PlanRow) -> str:
     for item in _recomputed(row):
         modules = ", ".join(visible(one.module) or one.name for one in item.kept)
         lines += _comments(f"keeps {modules or 'nothing'}").splitlines()
-        kept, numbers = _set_text(item.kept), range(item.recomputed[0], item.recomputed[-1] + 1)
+        saved, numbers = _set_text(item.kept), range(item.recomputed[0], item.recomputed[-1] + 1)
         if item.layer_paths:
-            lines += [f"{json.dumps(item.layer_paths[number])}: {kept}," for number in item.recomputed]
+            lines += [f"{json.dumps(item.layer_paths[number])}: {saved}," for number in item.recomputed]
         else:
             shown = numbers if tuple(numbers) == item.recomputed else list(item.recomputed)
-            lines.append(f"**{{{json.dumps(f'{item.path}.')} + str(number): {kept} for number in {shown}}},")
+            lines.append(f"**{{{json.dumps(f'{item.path}.')} + str(number): {saved} for number in {shown}}},")
     return "\n".join(["PLAN = {", *(f"    {line}" for line in lines), "}\n"])
 
 
@@ -386,8 +348,8 @@ def _comments(text: str) -> str:
     return "".join(f"# {line}\n" for line in wrap(shown, _COMMENT_WIDTH))
 
 
-def _set_text(kept: Iterable[PlanOperator]) -> str:
-    names = [json.dumps(f"{item.name}.{item.number}") for item in kept]
+def _set_text(saved: Iterable[PlanOperator]) -> str:
+    names = [json.dumps(f"{item.name}.{item.number}") for item in saved]
     return f"{{{', '.join(names)}}}" if names else "set()"
 
 
@@ -401,8 +363,8 @@ def _difference(row: PlanRow) -> str:
         number = sum(len(other.recomputed) for other in row.lists if other.path == item.path)
         if number < item.layers:
             return f"{visible(item.path)} recomputes {number} of its {item.layers} layers"
-    kept = {frozenset((one.name, one.number) for one in item.kept) for item in row.lists}
-    return "the lists of layers keep different operators" if len(kept) > 1 else ""
+    saved = {frozenset((one.name, one.number) for one in item.kept) for item in row.lists}
+    return "the lists of layers keep different operators" if len(saved) > 1 else ""
 
 
 _WRITERS: dict[str, Callable[[PlanReport, PlanRow], str]] = {

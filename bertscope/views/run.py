@@ -11,21 +11,9 @@ from bertscope.reports.run import UNRECORDED, RunFitReport, RunReport
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import bytes_text, count_text
+from bertscope.views import step
 from bertscope.views.columns import attribute, fits_word, in_phase, number
 from bertscope.views.console import Target
-from bertscope.views.step import (
-    LINE,
-    cost_columns,
-    doubt,
-    lacking,
-    line_of,
-    margin_note,
-    margin_text,
-    on_gpu,
-    part_name,
-    parts_csv,
-    range_text,
-)
 from bertscope.views.timeline import timeline
 from bertscope.views.views import Heading, Table, View
 
@@ -33,35 +21,30 @@ _ROWS = 8  # lines that hold memory at the peak, without -v
 
 
 def _answer(report: RunReport) -> str:
-    peak = report.peak
-    place = "" if peak is None else f"peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}"
-    where = place if peak is None else f"{place}{_at(peak.line)}"
+    peak, at = "", ""
+    if report.peak is not None:
+        peak, at = f"peak {bytes_text(report.peak.peak_bytes)} {in_phase(report.peak.phase)}", _at(report.peak.line)
     if not report.has_run:
-        end = f", no peak beyond the {where}" if where else ""
-        return line_of(f"Nothing was measured: no model and no optimizer step ran on the GPU{end}.",
-                       "Nothing was measured: no model and no optimizer step ran on the GPU.")  # fmt: skip
-    more = "" if report.updates else "; no optimizer step ran"
+        beyond = (f", no peak beyond the {peak}{at}" if peak else "", 1)
+        return step.line_of("Nothing was measured: no model and no optimizer step ran on the GPU", beyond)
+    more = ("" if report.updates else "; no optimizer step ran", 3)
     if not report.answer or report.cost is None or report.budget_bytes is None:
-        return line_of(f"{where[:1].upper()}{where[1:]}{more}.", f"{place[:1].upper()}{place[1:]}{more}.")
-    total = bytes_text(report.budget_bytes)
-    on = f"on {report.card.name}" if report.card else f"in {total}"
-    verdict = f"{fits_word(report.answer).capitalize()} {on}"
+        return step.line_of(peak, (at, 1), more)
+    on = f"on {report.card.name}" if report.card else f"in {bytes_text(report.budget_bytes)}"
+    verdict = f"{fits_word(report.answer)} {on}"
     if report.failure:
+        line = _at(report.refused_lines[-1]) if report.refused_lines else ""
         lacks = f"{bytes_text(report.refused_bytes[-1])} more is needed"
-        line = report.refused_lines[-1] if report.refused_lines else ""
-        return line_of(f"{verdict}: out of memory{_at(line)}, where {lacks}.", f"{verdict}: out of memory, {lacks}.")
-    size = on_gpu(report.cost)
-    doubts = f", {doubt(report.cost)}" if report.answer == UNCERTAIN else ""
-    return line_of(f"{verdict}: {size}{doubts}; {where}{more}.", f"{verdict}: {size}{doubts}; {place}{more}.",
-                   f"{verdict}: {size}{doubts}.", f"{verdict}: {size}.")  # fmt: skip
+        return step.line_of(f"{verdict}: out of memory", (f"{line}, where" if line else ",", 1), f" {lacks}")
+    doubts = (f", {step.doubt(report.cost)}" if report.answer == UNCERTAIN else "", 4)
+    return step.line_of(f"{verdict}: {step.on_gpu(report.cost)}", doubts, (f"; {peak}", 2), (at, 1), more)
 
 
 def _settings(report: RunReport | RunFitReport) -> str:
-    """Return the script with its arguments, and the margin."""
     cost = report.cost if isinstance(report, RunReport) else report.rows[0].cost if report.rows else None
-    margin = f", {margin_text(cost.margin)} margin" if cost and cost.margin and cost.limit_bytes is not None else ""
-    words = join([report.script, *report.arguments])
-    return f"{one_line(words, limit=LINE - len(margin))}{margin}"
+    has_margin = cost and cost.margin and cost.limit_bytes is not None
+    margin = f", {step.margin_text(cost.margin)} margin" if cost and has_margin else ""
+    return f"{one_line(join([report.script, *report.arguments]), limit=step.LINE - len(margin))}{margin}"
 
 
 def _at(line: str) -> str:
@@ -74,29 +57,28 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
     In a terminal without -v, the phases are those of the last step and of the one with the peak, and all evaluations.
     """
     is_whole = target is None or target.verbose or shown_rows == 0
-    peak, phases, found = report.peak, report.phases, report.held
+    peak, phases, held_rows = report.peak, report.phases, report.held
     if peak is not None and not is_whole:
         last = max((phase.step for phase in phases if phase.phase == BACKWARD), default=peak.step)
         phases = tuple(row for row in phases if row.step in (peak.step, last) or row.phase == EVALUATING)
-        found = found[: _ROWS if shown_rows is None else shown_rows]
+        held_rows = held_rows[: _ROWS if shown_rows is None else shown_rows]
     columns = [
-        number("step", "step", lambda step: str(step) if step else "-"),
+        number("step", "step", lambda number: str(number) if number else "-"),
         attribute("phase", "phase"),
-        *cost_columns(phases, without=["peak in", "on the GPU"]),
+        *step.cost_columns(phases, without=["peak in", "on the GPU"]),
         attribute("line", "line", missing="-"),
         attribute("module", "path", of="cost.peak", missing="-"),
         attribute("operator", "operator", of="cost.peak", missing="-", detail=True),
-        parts_csv(),
+        step.parts_csv(),
     ]
     held = [
         attribute("at the peak: line", "line", missing="-"),
         attribute("module", "path", missing="-"),
-        attribute("part", "part", text=part_name, is_wide=True),
+        attribute("part", "part", text=step.part_name, is_wide=True),
         number("blocks", "blocks", detail=True),
         number("bytes", "held_bytes", bytes_text),
     ]
-    tables = [Table(columns, phases, strong=lambda row: row == peak, names=2)]
-    return [*tables, Table(held, found, names=2)] if found else tables
+    return [Table(columns, phases, strong=lambda row: row == peak, names=2), Table(held, held_rows, names=2)]
 
 
 def _parts(report: RunReport) -> Iterator[str]:
@@ -104,11 +86,11 @@ def _parts(report: RunReport) -> Iterator[str]:
     if peak is not None:
         parts = [(name, size) for name, size in vars(peak.cost.peak.parts).items() if size]
         parts.sort(key=lambda part: -part[1])
-        yield f"At the peak: {', '.join(f'{part_name(name)} {bytes_text(size)}' for name, size in parts)}."
+        yield f"At the peak: {', '.join(f'{step.part_name(name)} {bytes_text(size)}' for name, size in parts)}."
     if cost is not None:
         yield f"allocated: {bytes_text(cost.max_allocated_bytes or 0)} (torch.cuda.max_memory_allocated)."
         yield f"reserved: {bytes_text(cost.reserved_bytes or 0)} (torch.cuda.max_memory_reserved)."
-        context = range_text(cost.context.low_bytes, cost.context.high_bytes)
+        context = step.range_text(cost.context.low_bytes, cost.context.high_bytes)
         yield f"on the GPU: {bytes_text(cost.gpu_bytes)}, with {context} for the CUDA context."
 
 
@@ -138,12 +120,11 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
             else f"Simulated: no optimizer step ran on the GPU in this process; {UNRECORDED}."
         )
         if report.cost is not None and report.cost.limit_bytes is not None:
-            yield margin_note(report.cost)
+            yield step.margin_note(report.cost)
 
 
 VIEW = View(
     answer=_answer,
-    verdict=lambda report: report.answer,
     settings=_settings,
     tables=_tables,
     notes=_notes,
@@ -157,17 +138,15 @@ def step_timeline(report: RunReport, suffix: str) -> Any:
                       torch_version="", bertscope_version="")  # fmt: skip
     variant = Variant(checkpointing="none", reentrant=False, estimated=report.memory)
     run = RunConfig(device=CUDA)
-    made = MemoryReport(subject=subject, run=run, machine="", variants=(variant,), inputs_given=True)
-    return timeline(made, suffix)
+    memory = MemoryReport(subject=subject, run=run, machine="", variants=(variant,), inputs_given=True)
+    return timeline(memory, suffix)
 
 
 def _fit_answer(report: RunFitReport) -> str:
     where = report.card.name if report.card else bytes_text(report.budget_bytes)
     if not report.largest:
-        lacks = (
-            f": {report.low:,} {lacking(report.rows[0].cost)}" if report.rows and report.rows[0].answer == NO else ""
-        )
-        return f"No {report.argument} from {report.low:,} to {report.high:,} fits on {where}{lacks}."
+        lacks = [f": {report.low:,} {step.lacking(row.cost)}" for row in report.rows[:1] if row.answer == NO]
+        return f"No {report.argument} from {report.low:,} to {report.high:,} fits on {where}{''.join(lacks)}."
     is_all = report.largest == report.high
     more = ", the highest that was asked for" if is_all else ""
     return f"Largest {report.argument} on {where}: {report.largest:,}{more}."
@@ -177,7 +156,7 @@ FIT = View(
     answer=_fit_answer,
     verdict=lambda report: YES if report.largest else NO,
     settings=_settings,
-    columns=lambda report: [number(report.argument, "value"), *cost_columns(report.rows)],
+    columns=lambda report: [number(report.argument, "value"), *step.cost_columns(report.rows)],
     strong=lambda report, row: row.value == report.largest,
     notes=lambda report, target: report.remarks,
     shows_all_notes=True,

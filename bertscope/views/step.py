@@ -26,7 +26,6 @@ from bertscope.views.columns import (
     in_phase,
     number,
     reader,
-    row_phase,
     values,
 )
 from bertscope.views.console import PARTS, command_text, lists_all
@@ -47,31 +46,29 @@ def time_text(span: TimeRange) -> str:
 def range_text(low: int, high: int) -> str:
     """Return `12.00 MiB to 3.00 GiB` or `1.00 to 3.00 GiB`, and one number for a range that shows none."""
     first, last = bytes_text(low), bytes_text(high)
-    number, unit = first.split(" ")
-    return last if first == last else f"{number if last.endswith(f' {unit}') else first} to {last}"
+    return last if first == last else _pair(first, "to", last)
 
 
 def share_of(size: int, limit: int) -> str:
     """Return `14.46 of 14.56 GiB`, in the unit of the smaller, or of the larger above four digits."""
     small, large = sorted((size, limit))
     unit = large if large >= 10_000 * binary_unit(small)[0] else small
-    first, last = bytes_text(size, unit_of=unit), bytes_text(limit, unit_of=unit)
-    number, name = first.split(" ")
-    return f"{number if last.endswith(f' {name}') else first} of {last}"
+    return _pair(bytes_text(size, unit_of=unit), "of", bytes_text(limit, unit_of=unit))
+
+
+def _pair(first: str, word: str, last: str) -> str:
+    number, unit = first.split(" ")
+    return f"{number if last.endswith(f' {unit}') else first} {word} {last}"
 
 
 def lacking(cost: StepCost) -> str:
-    """Return `needs at least 1.20 GiB more`, for a step that does not fit."""
-    short = cost.shortfall or ByteRange()
-    is_known = cost.context.low_bytes == cost.context.high_bytes
-    return f"needs {'' if is_known else 'at least '}{bytes_text(short.low_bytes)} more"
+    """Return `needs 1.20 GiB more`, for a step that does not fit: the least that it needs."""
+    return f"needs {bytes_text((cost.shortfall or ByteRange()).low_bytes)} more"
 
 
 def verdict_text(cost: StepCost) -> str:
     """Return `yes`, `may fit` or `no, needs 1.20 GiB more`."""
-    if cost.verdict != NO or cost.shortfall is None:
-        return "may fit" if cost.verdict == UNCERTAIN else cost.verdict
-    return f"no, needs {bytes_text(cost.shortfall.low_bytes)} more"
+    return {UNCERTAIN: "may fit", NO: f"no, {lacking(cost)}"}.get(cost.verdict, cost.verdict)
 
 
 PEAK = "peak"  # the title of a column
@@ -97,9 +94,9 @@ def cost_columns(
     rows: Sequence[Any], of: str | Read = "cost", *, without: Iterable[str] = (), missing: str = "", **titles: str
 ) -> list[Column]:
     """Return the columns of the costs of rows; CSV only has those in `without`, and `peak` and `fits` other titles."""
-    found = shown_by(rows, [column.of(of, missing) for column in COST_COLUMNS], missing)
-    found = [replace(column, shown=False) if column.title in without else column for column in found]
-    return [replace(column, title=titles.get(column.title, column.title)) for column in found]
+    columns = shown_by(rows, [column.of(of, missing) for column in COST_COLUMNS], missing)
+    columns = [replace(column, shown=False) if column.title in without else column for column in columns]
+    return [replace(column, title=titles.get(column.title, column.title)) for column in columns]
 
 
 def shown_by(rows: Sequence[Any], columns: Iterable[Column], missing: str = "") -> list[Column]:
@@ -129,7 +126,7 @@ def phase_columns(rows: Sequence[Any], of: str | Read, indent: str = "") -> list
 
     names = dict.fromkeys(phase.phase for row in rows for phase in reader(of)(row) or ())
     return [
-        Column(f"{indent}{row_phase(name)}", partial(size, name), right=True, detail=VERBOSE).of(of) for name in names
+        Column(f"{indent}{in_phase(name)}", partial(size, name), right=True, detail=VERBOSE).of(of) for name in names
     ]
 
 
@@ -144,32 +141,34 @@ def parts_csv(of: str = "cost.peak") -> Column:
 LINE = 100  # characters of an answer
 
 
-def line_of(*sentences: str) -> str:
-    """Return the first of these sentences, the fullest one first, for which a line has room; else the last, cut."""
-    return next((text for text in sentences if len(text) <= LINE), one_line(sentences[-1], limit=LINE))
+Fact = str | tuple[str, int]  # of a sentence; one with a weight may be left out
 
 
-def needs(cost: StepCost, place: str = "") -> str:
-    """Return what a step needs: `peak 13.26 GiB in backward, 14.50 of 14.56 GiB on the GPU, 412 ms a step`."""
-    size = bytes_text(cost.peak_bytes)
-    if cost.limit_bytes is None:
-        text = f"peak {size}{place}"
-        text += "" if cost.reserved is None else f", reserved {bytes_text(cost.reserved.low_bytes)}"
-    elif cost.reserved is None:
-        text = f"peak {share_of(cost.peak_bytes, cost.limit_bytes)}{place}"
-    else:
-        text = f"peak {size}{place}, {share_of(cost.gpu_bytes, cost.limit_bytes)} on the GPU"
-    if cost.verdict == NO:
-        text = f"{text}, {lacking(cost)}"
-    return f"{text}{step_time(cost)}"
+def facts_text(facts: Iterable[Fact], limit: int = LINE) -> str:
+    """Return the facts as one text; where it is longer than the limit, those with the lowest weights are left out."""
+    shown = [(fact, 0) if isinstance(fact, str) else fact for fact in facts]
+    weights = sorted({weight for _, weight in shown} - {0})
+    while len(text := "".join(text for text, _ in shown)) > limit and weights:
+        least = weights.pop(0)
+        shown = [fact for fact in shown if fact[1] != least]
+    return text
+
+
+def sentence_of(facts: Iterable[Fact], limit: int = 400) -> str:
+    """Return the facts as a sentence."""
+    text = facts_text(facts, limit - 1)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def line_of(*facts: Fact) -> str:
+    """Return the facts as a sentence on one line: as many of those with a weight as it has room for."""
+    return one_line(sentence_of(facts, LINE), limit=LINE)
 
 
 def step_time(cost: StepCost) -> str:
     """Return `, 412 ms a step`; nothing without a time."""
-    if cost.time is None:
-        return ""
-    how = "" if cost.time.is_predicted else " (data sheet)"
-    return f", {time_text(cost.time.step)} a step{how}"
+    time = cost.time
+    return f", {time_text(time.step)} a step{'' if time.is_predicted else ' (data sheet)'}" if time else ""
 
 
 def on_gpu(cost: StepCost) -> str:
@@ -205,11 +204,25 @@ def next_command(report: Any, name: str, why: str, python: str = "", /, **change
 
     In Python it is the call of the function of that name, or this code.
     """
-    own = {"gpu": report.card.name} if report.card else {}
     limit = getattr(report, "budget_bytes", None)
-    own |= {} if report.card or limit is None else {"budget": limit}
-    run = {key: value for key, value in changed(report.run).items() if not (key in ("device", "sdpa_kernel") and own)}
-    return f"{why}\n  {command_text(name, changes, run | own, python)}"
+    limits = {"gpu": report.card.name} if report.card else {} if limit is None else {"budget": limit}
+    of_gpu = ("device", "sdpa_kernel") if limits else ()
+    run = {key: value for key, value in changed(report.run).items() if key not in of_gpu}
+    return f"{why}\n  {command_text(name, changes, run | limits, python)}"
+
+
+def micro_batches(report: Any, batch: int, largest: int, **changes: Any) -> str:
+    """Return the next step for a batch that does not fit: equal micro-batches that do, else a plan with smaller ones.
+
+    Each leaves a quarter of the largest batch free for the gradients that stay between micro-batches.
+    """
+    if size := max((size for size in range(2, 3 * largest // 4 + 1) if batch % size == 0), default=0):
+        why = f"make batch {batch:,} fit, as {batch // size:,} micro-batches of {size:,}"
+        number = batch // size * report.run.accumulate
+        return next_command(report, "estimate", why, **{**changes, "batch": size, "accumulate": number})
+    why = f"make batch {batch:,} fit, with micro-batches and checkpointing"
+    changes |= {"batch": None, "batch_total": batch, "checkpointing": None}
+    return next_command(report, "plan", why, **changes)
 
 
 def place_of(peak: PhasePeak) -> str:
@@ -236,8 +249,8 @@ def other_loop(run: RunConfig, cost: StepCost) -> str:
 def by_verdict(costs: Iterable[tuple[str, StepCost | None]]) -> dict[str, list[str]]:
     """Return the names of the steps with each verdict, the best verdict first."""
     pairs = [(name, cost.verdict) for name, cost in costs if cost is not None]
-    found = {verdict: [name for name, own in pairs if own == verdict] for verdict in (YES, UNCERTAIN, NO)}
-    return {verdict: names for verdict, names in found.items() if names}
+    by_answer = {verdict: [name for name, answer in pairs if answer == verdict] for verdict in (YES, UNCERTAIN, NO)}
+    return {verdict: names for verdict, names in by_answer.items() if names}
 
 
 # ---- the notes ----
@@ -256,8 +269,8 @@ def margin_note(cost: StepCost) -> str:
     context = f" with a context of {bytes_text(high)}" if high else ""
     least = f" with {bytes_text(low)}" if low < high else ""
     return (
-        f"yes: fits{context}, {margin_text(cost.margin)} free ({named('margin')}). may fit: less is free, or "
-        f"fragmentation can fail. no: the tensors alone do not fit{least}."
+        f"yes: fits{context}, {margin_text(cost.margin)} free ({named('margin')}). may fit: less free, or "
+        f"it fragments. no: the tensors alone{least} need at least that much more."
     )
 
 
@@ -298,8 +311,8 @@ def strategy_names(strategies: Iterable[str]) -> Callable[[str], str]:
     """
     short = {text: one_line(re.sub(r"(?<=[:;])[^:;=]*=", "", text), limit=34) for text in strategies}
     equal = {name: [text for text in short if short[text] == name] for name in short.values()}
-    numbered = {text: f"{short[text]} ({place})" for texts in equal.values() if len(texts) > 1
-                for place, text in enumerate(texts, 1)}  # fmt: skip
+    numbered = {text: f"{short[text]} ({number})" for texts in equal.values() if len(texts) > 1
+                for number, text in enumerate(texts, 1)}  # fmt: skip
     names = short | numbered
     return lambda text: names.get(text, text)
 
@@ -324,8 +337,8 @@ def run_text(run: RunConfig, *, inputs_given: bool = False, precision: bool = Tr
 
 def sizes(run: RunConfig, inputs_given: bool, *, precision: bool = True) -> list[str]:
     """Return the batch, the length and the precision of a run in words."""
-    found = [] if inputs_given else [f"batch {run.batch}", f"sequence {run.seq}"]
-    return [*found, *["the dtypes of its parameters" if run.precision == STORED else run.precision] * precision]
+    texts = [] if inputs_given else [f"batch {run.batch}", f"sequence {run.seq}"]
+    return [*texts, *["the dtypes of its parameters" if run.precision == STORED else run.precision] * precision]
 
 
 def assumed(report: Any, *words: str, groups: int = 2) -> str:
@@ -336,13 +349,13 @@ def assumed(report: Any, *words: str, groups: int = 2) -> str:
     run, kernel, ranks = report.run, "", []
     if report.subject.attention == "sdpa" and run.device == CUDA:
         kernel = f"{run.sdpa_kernel} kernel" if run.sdpa_kernel != "auto" else "the kernel that torch chooses"
-    if (own := run.parallelism).world_size > 1:
-        which = f"each of {own.mesh} ranks" if groups == 1 else f"rank {own.rank} of {own.mesh}"
-        ranks = [f"{own.strategy}, {which}"]
+    if (job := run.parallelism).world_size > 1:
+        which = f"each of {job.mesh} ranks" if groups == 1 else f"rank {job.rank} of {job.mesh}"
+        ranks = [f"{job.strategy}, {which}"]
         ranks += [f"units {report.units}"] if getattr(report, "units", "") else []
-        ranks += [f"parameters gathered in {own.param_dtype}"] if own.param_dtype else []
-        if run.accumulate > 1 and own.row.reduces:
-            ranks.append(f"gradients reduced in {'each' if own.sync_each_batch else 'the last'} micro-batch")
+        ranks += [f"parameters gathered in {job.param_dtype}"] if job.param_dtype else []
+        if run.accumulate > 1 and job.row.reduces:
+            ranks.append(f"gradients reduced in {'each' if job.sync_each_batch else 'the last'} micro-batch")
     parts = (*ranks, title(report), kernel, run.mode, *words, *loop_words(run), run.device)
     return ", ".join(filter(None, parts))
 
@@ -350,24 +363,27 @@ def assumed(report: Any, *words: str, groups: int = 2) -> str:
 def settings_line(report: Any, *words: str, groups: int = 2) -> str:
     """Return the model, these words, and what else of a run differs from the defaults; -v lists all."""
     run, subject, ranks = report.run, report.subject, []
-    if (own := run.parallelism).world_size > 1:
-        ranks = [f"{own.strategy}, {'each' if groups == 1 else f'rank {own.rank}'} of {own.mesh}"]
+    if (job := run.parallelism).world_size > 1:
+        ranks = [f"{job.strategy}, {'each' if groups == 1 else f'rank {job.rank}'} of {job.mesh}"]
     limits = [cost for row in getattr(report, "rows", getattr(report, "variants", ())) if (cost := row.cost)]
     margin = limits[0].margin if limits and limits[0].limit_bytes is not None else 0.0
     has_gpu = bool(getattr(report, "card", None))
-    found = [
-        subject.architecture, *uncounted(report), *words, *ranks, run.mode * (run.mode != TRAINING),
+    optional = [
+        *uncounted(report),
+        *words,
+        *ranks,
+        run.mode * (run.mode != TRAINING),
         f"LoRA {one_line(subject.lora, limit=30)}" if subject.lora else "",
         f"{subject.attention} attention" if subject.attention not in (None, "sdpa") else "",
         f"{run.sdpa_kernel} kernel" if run.sdpa_kernel != "auto" and not has_gpu else "",
         *(word for word in loop_words(run) if word not in _USUAL_LOOP),
-        run.device if run.device == CUDA and not has_gpu else "", f"{margin_text(margin)} margin" * bool(margin),
-    ]  # fmt: skip
-    shown = list(filter(None, found))
+        run.device if run.device == CUDA and not has_gpu else "",
+    ]
     name = "" if subject.name == subject.architecture else f"{one_line(subject.name, limit=40)}: "
-    while len(text := f"{name}{', '.join(shown)}{lists_all()}") > LINE and len(shown) > 2:
-        shown.pop(-1 if not margin else -2)
-    return text
+    facts = [(f", {word}", -place) for place, word in enumerate(optional, 1) if word]
+    return facts_text(
+        [f"{name}{subject.architecture}", *facts, f", {margin_text(margin)} margin" * bool(margin), lists_all()]
+    )
 
 
 # Settings that other texts name.
@@ -380,8 +396,8 @@ _NAMED = (
 def loop_words(run: RunConfig) -> list[str]:
     """Return the settings of a training loop in words: `optimizer sgd`, `momentum 0.9`, `4 micro-batches`."""
     optimizer = [row_words("optimizer", run.optimizer)] if run.mode == TRAINING else []
-    others = [row_words(name, value) for name, value in changed(run).items() if name not in _NAMED]
-    return [*optimizer, row_words("loop", run.loop), *others]
+    changes = [row_words(name, value) for name, value in changed(run).items() if name not in _NAMED]
+    return [*optimizer, row_words("loop", run.loop), *changes]
 
 
 _USUAL_LOOP = loop_words(RunConfig())

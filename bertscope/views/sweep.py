@@ -45,15 +45,15 @@ def _setting_text(name: str, row: SweepRow) -> Any:
 
 
 def _setting(name: str) -> Column:
-    read, own = partial(_setting_text, name), rows(*ESTIMATED).get(name)
+    read, known = partial(_setting_text, name), rows(*ESTIMATED).get(name)
 
     def text(row: SweepRow) -> str:
         value = read(row)
         if type(value) is int:
-            return bytes_text(value) if own and own.is_size else count_text(value)
+            return bytes_text(value) if known and known.is_size else count_text(value)
         return str(value) or "--"
 
-    return Column(name.replace("_", " "), text, {name: read}, right=bool(own and own.kind is int))
+    return Column(name.replace("_", " "), text, {name: read}, right=bool(known and known.kind is int))
 
 
 def _bytes(title: str, path: str, name: str, **options: Any) -> Column:
@@ -79,21 +79,18 @@ def ordered(report: SweepReport, sort: str | None) -> Sequence[SweepRow]:
 def verdict(report: SweepReport) -> str:
     """Return the numbers of points by outcome, and of those with a budget by the answer."""
     answers = by_verdict(("", row.cost) for row in report.rows)
-    grid = one_line(report.grid, limit=30)
-    total = count_text(len(report.rows))
-    text = f"{total} points of {grid} are computed"
-    if answers:
-        fitting = count_text(len(answers.pop(YES, ())))
-        words = {UNCERTAIN: "may fit", NO: f"do{'es' * (len(answers.get(NO, ())) == 1)} not"}
-        more = "".join(f", {count_text(len(rows))} {words[answer]}" for answer, rows in answers.items())
-        text = f"{fitting} of {total} points of {grid} fit{more}"
     refused, failed = (report.number(outcome) for outcome in (REFUSED, FAILED))
-    if not answers and refused + failed:
-        text = f"{count_text(report.number(COMPUTED))} of {total} points of {grid} are computed"
-    text += f", {count_text(refused)} cannot be computed" * bool(refused) + f", {count_text(failed)} failed" * bool(
-        failed
-    )
-    return line_of(f"{text}.")
+    points = f"{count_text(len(report.rows))} points of {one_line(report.grid, limit=30)}"
+    facts = [f"{points} are computed"]
+    if answers:
+        fitting = len(answers.pop(YES, ()))
+        verbs = {UNCERTAIN: "may fit", NO: f"do{'es' * (len(answers.get(NO, ())) == 1)} not"}
+        facts = [f"{count_text(fitting)} of {points} fit"]
+        facts += [f"{count_text(len(rows))} {verbs[answer]}" for answer, rows in answers.items()]
+    elif refused + failed:
+        facts = [f"{count_text(report.number(COMPUTED))} of {points} are computed"]
+    facts += [f"{count_text(refused)} cannot be computed"] * bool(refused)
+    return line_of(", ".join([*facts, *[f"{count_text(failed)} failed"] * bool(failed)]))
 
 
 def _tip(report: SweepReport) -> str:
@@ -103,10 +100,10 @@ def _tip(report: SweepReport) -> str:
 
 
 def _shown(report: SweepReport, target: Target | None, *, rows: int = 0, sort: str | None = None) -> list[Table]:
-    found = ordered(report, sort)
-    own = columns(report)
-    names = sum(column.shown for column in own[: len(report.varied)])
-    return [Table(own, found[:rows] if rows and target else found, names=names)]
+    points = ordered(report, sort)
+    shown = columns(report)
+    names = sum(column.shown for column in shown[: len(report.varied)])
+    return [Table(shown, points[:rows] if rows and target else points, names=names)]
 
 
 def _notes(report: SweepReport, target: Target | None, *, rows: int = 0, sort: str | None = None) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from bertscope.errors import MissingExtraError, SelectionError, install_command
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.memory import Memory, MemoryReport, Sample
-from bertscope.units import binary_unit, bytes_text, json_text
+from bertscope.units import binary_unit, bytes_text, html_text, json_text
 from bertscope.views.columns import Column, attribute, csv_only, csv_text, number, reader, shown_columns, values
 from bertscope.views.console import PARTS, variable
 from bertscope.views.footer import title
@@ -101,7 +101,7 @@ def _marks(memory: Memory) -> tuple[PhaseMark, ...]:
     for phase, group in groupby(memory.timeline, key=attrgetter("phase")):
         end = start + len(list(group)) - 1
         left = min(start, (1 - _LABEL_SHARE) * last)
-        row = next((row for row, place in enumerate(free) if place <= left), len(free))
+        row = next((row for row, position in enumerate(free) if position <= left), len(free))
         free[row : row + 1] = [left + _LABEL_SHARE * last]
         marks.append(PhaseMark(phase, peaks.get(phase, ""), start, end, row, at_end=0 < left < start))
         start = end + 1
@@ -214,11 +214,49 @@ def _draw(axes: Any, panel: Panel, picture: Pictured) -> None:
 def _outline(heights: list[float]) -> tuple[list[float], list[float]]:
     """Return the corners of the area under the steps: memory is constant from one event to the next."""
     x, y = [0.0], [0.0]
-    for place, height in enumerate(heights):
+    for x_end, height in enumerate(heights):
         if height != y[-1]:
-            x += [place, place]
+            x += [x_end, x_end]
             y += [y[-1], height]
     return [*x, len(heights), len(heights)], [*y, y[-1], 0.0]
+
+
+# ---- a small chart as SVG: bytes over a share ----
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The axes of a chart as SVG: bytes up to `top` over shares from left to right, and room for a `legend`."""
+
+    top: float
+    title: str
+    x_title: str
+    legend: int = 0
+
+    def at(self, share: float, size: float) -> tuple[float, float]:
+        """Return the place of a share and a size."""
+        return round(70 + 550 * share, 1), round(275 - 255 * size / self.top, 1)
+
+    def text(self, x: float, y: float, words: str, anchor: str = "start") -> str:
+        """Return a text that begins, ends or has its middle there."""
+        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_text(words)}</text>'
+
+    def svg(self, shapes: Sequence[str], x_texts: Sequence[str] = ()) -> str:
+        """Return the picture with these shapes, and with texts below the axis, from the left end to the right one."""
+        unit_bytes, unit = binary_unit(int(self.top))
+        axes = [
+            '<path d="M70 20V275H620" fill="none" stroke="currentColor"/>',
+            self.text(6, 13, f"{self.title}, {unit}"),
+            self.text(345, 312, self.x_title, "middle"),
+        ]
+        for tick in (0, 0.25, 0.5, 0.75, 1):
+            _, y = self.at(0, tick * self.top)
+            axes.append(self.text(64, y + 4, f"{tick * self.top / unit_bytes:.1f}", "end"))
+        for mark, words in enumerate(x_texts):
+            axes.append(self.text(self.at(mark / (len(x_texts) - 1), 0)[0], 291, words, "middle"))
+        box = f'viewBox="0 0 {640 + self.legend} 320" width="{640 + self.legend}" height="320"'
+        style = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
+        return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>', *axes, *shapes, "</svg>\n"])
 
 
 # ---- the picture of a page, and the data ----
@@ -245,7 +283,7 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
         attribute("operator", "operator", csv=()),
         attribute("module", "path", csv=(), shown=any(phase.path for _, phase in peaks)),
     ]
-    columns = [column.of(itemgetter(place)) for place, own in enumerate((of_variant, of_phase)) for column in own]
+    columns = [column.of(itemgetter(index)) for index, group in enumerate((of_variant, of_phase)) for column in group]
     return {
         "run": f"{run}; {report.machine}" if "measured" in obtained else run,
         "colors": {part_name(part): variable("part", part) for part in picture.parts},
@@ -260,7 +298,7 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
     """Return the data of the chart of one variant; each part is its changes, in bytes."""
     columns = [[getattr(sample, name) for sample in panel.samples] for name in ("phase", "path", "operator")]
     names = [list(dict.fromkeys(column)) for column in columns]
-    numbers = [{text: number for number, text in enumerate(own)} for own in names]
+    numbers = [{text: number for number, text in enumerate(texts)} for texts in names]
     return {
         "kind": "memory",
         "scale": "memory",
@@ -330,12 +368,12 @@ def json_report(report: MemoryReport) -> str:
     variants = []
     for variant in report.variants:
         memory: dict[str, Any] = {"obtained": None, "phases": [], "timeline": []}
-        if (found := variant.memory) is not None:
+        if (known := variant.memory) is not None:
             memory = {
-                "obtained": found.obtained,
-                "peak": asdict(found.peak),
-                "phases": [asdict(phase) for phase in found.phases],
-                "timeline": [asdict(sample) | {"total_bytes": sample.parts.total} for sample in found.timeline],
+                "obtained": known.obtained,
+                "peak": asdict(known.peak),
+                "phases": [asdict(phase) for phase in known.phases],
+                "timeline": [asdict(sample) | {"total_bytes": sample.parts.total} for sample in known.timeline],
             }
         variants.append({
             "variant": variant_name(variant), "checkpointing": variant.checkpointing, "reentrant": variant.reentrant,

@@ -57,7 +57,6 @@ def _github(report: CheckReport) -> str:
 
 
 def _junit(report: CheckReport) -> str:
-    """Return one test case for each expectation."""
 
     def escaped(value: str) -> str:
         """Escape the text, and what XML 1.0 cannot hold: controls, surrogates, non-characters."""
@@ -95,14 +94,15 @@ def _findings(report: CheckReport, target: Target | None) -> list[Table]:
         Column("model", lambda finding: one_line(finding.model, limit=120), values("model")),
         attribute("expectation", "key", text=one_line),
         attribute("expected", "expected", text=_value, right=True),
-        Column("got", lambda finding: _value(finding.got) or one_line(finding.message), values("got"), right=True),
+        attribute("got", "got", text=_value, right=True),
         attribute("difference", "difference", text=_difference, csv=["difference", "tolerance"], right=True,
                   shown=any(finding.difference for finding in report.findings)),
         Column("place", lambda row: one_line(f"{row.path}:{row.line}") if _is_wrong(row) else "",
-               values("path", "line"), below=1),
-        csv_only(values("message")),
+               values("path", "line")),
+        Column("message", lambda row: "" if row.got else one_line(row.message), values("message"),
+               shown=any(row.message and not row.got for row in report.findings)),
     ]  # fmt: skip
-    return [Table(columns, report.findings, _is_wrong)]
+    return [Table(columns, report.findings, _is_wrong, 3)]
 
 
 _CHECKED = View(tables=_findings)
@@ -123,8 +123,8 @@ def _listing(columns: tuple[Column, ...], *, what: str, tip: str, detail: tuple[
     """Return the view of a report that is one table, with notes for -v."""
     return View(
         answer=lambda report: f"{len(report.rows)} {what}.",
-        tables=lambda report, target: [Table(columns, report.rows)],
-        notes=lambda report, target: detail if target is None or target.verbose else (),
+        columns=columns,
+        notes=lambda report, target: detail,
         tip=lambda report: tip,
     )
 
@@ -171,7 +171,7 @@ _PACKAGES = (
     attribute("version", "version", missing="missing"),
     attribute("extra", "extra", missing="(needed)"),
     attribute("purpose", "purpose"),
-    attribute("to install", "remedy", below=1),
+    attribute("to install", "remedy"),
 )
 _DEVICES = (
     attribute("device", "name"),
@@ -215,7 +215,6 @@ def _records(report: DoctorReport) -> Table:
 
 
 def _diagnosis(report: DoctorReport) -> str:
-    """Return that all is well, or a line for each problem."""
     return "\n".join(f"problem: {one_line(problem)}" for problem in report.problems) or "No problem found."
 
 
@@ -257,4 +256,4 @@ def _card(report: CalibrationReport, target: Target | None) -> Iterator[tuple[st
         yield one_line(f"rate {name}"), f"{rate / 1e9:,.0f} GB/s" if name == COPY else f"{rate / 1e12:,.1f} TFLOP/s"
 
 
-calibration = View(tables=lambda report, target: [Table(_STEPS, report.steps)], lines=_card)
+calibration = View(columns=_STEPS, rows="steps", lines=_card)

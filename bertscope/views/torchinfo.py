@@ -113,8 +113,8 @@ def _lines(report: TreeReport) -> list[_CallLine]:
         seen[line.row.depth] += 1
         line.index = seen[line.row.depth]
         line.is_leaf, line.params = line.module in leaves, params[line.module]
-    for place in range(len(lines) - 1, -1, -1):
-        line, below = lines[place], list(_below(lines, place))
+    for index in range(len(lines) - 1, -1, -1):
+        line, below = lines[index], list(_below(lines, index))
         line.params_here = line.params - sum(other.params_here for other in below if not other.again)
         line.all_macs = line.macs + sum(other.macs for other in below)
     return lines
@@ -129,18 +129,18 @@ def _below(lines: Sequence[_CallLine], place: int) -> Iterator[_CallLine]:
 
 def _unfolded(rows: Sequence[TreeRow]) -> list[TreeRow]:
     """Return a row for each module, in place of the rows of several equal ones."""
-    found: list[TreeRow] = []
+    unfolded: list[TreeRow] = []
     places: dict[str, tuple[int, ...]] = {}  # those of the module around it, its row, its number in the row
-    for place, row in enumerate(rows):
+    for row_number, row in enumerate(rows):
         first_paths = [None] if row.same_as is None else [*expand(row.same_as)]
         for number, path in enumerate(expand(row.path)):
             above, _, name = path.rpartition(".")
-            places[path] = (*places.get(above, ()), place, number)
+            places[path] = (*places.get(above, ()), row_number, number)
             same_as = first_paths[number % len(first_paths)]
             one = replace(row, name=name, path=path, same_as=same_as, copies=1, params=row.each_params)
             trainable = row.trainable_params // row.copies
-            found.append(replace(one, trainable_params=trainable, bytes=row.bytes // row.copies))
-    return sorted(found, key=lambda row: places[row.path])
+            unfolded.append(replace(one, trainable_params=trainable, bytes=row.bytes // row.copies))
+    return sorted(unfolded, key=lambda row: places[row.path])
 
 
 def _with_repeated(rows: Sequence[TreeRow]) -> Iterator[TreeRow]:
@@ -174,8 +174,8 @@ def _called(rows: Sequence[TreeRow], calls: Sequence[ModuleCall]) -> Iterator[_C
         row = last[shown]
         parts = row.path.split(".")
         above = [at_path[".".join(parts[:end])] for end in range(1, row.depth + (shown != call.path))]
-        for place, parent in enumerate(above):
-            if [_first_path(item) for item in around[place : place + 1]] != [_first_path(parent)]:
+        for level, parent in enumerate(above):
+            if [_first_path(item) for item in around[level : level + 1]] != [_first_path(parent)]:
                 line = _CallLine(row=parent, call=None, again=_first_path(parent) in inserted)
                 inserted.add(_first_path(parent))
                 yield line
@@ -192,13 +192,13 @@ def _params_of(report: TreeReport, rows: Sequence[TreeRow]) -> Mapping[str, int]
     """Return the parameters of each module, each tensor once, by the first path of the module."""
     modules = {row.path for row in rows if row.same_as is not None}
     ties = [tie for tie in report.ties if tie.path not in modules]
-    found: dict[str, int] = {}
+    params: dict[str, int] = {}
     for row in rows:
         above = f"{row.path}." if row.path else ""
         tied = sum(tie.params for tie in ties if tie.path.startswith(above) and tie.is_path.startswith(above))
         if row.same_as is None:
-            found[row.path] = row.params - tied
-    return found
+            params[row.path] = row.params - tied
+    return params
 
 
 # ---- the cells ----
@@ -217,17 +217,17 @@ def _cells(line: _CallLine, depth: int, total: int) -> dict[str, str]:
     """Return the texts of all columns; a module at the largest depth or without children has all below it."""
     row, call, size = line.row, line.call, line.row.kernel_size
     is_whole = line.is_leaf or row.depth == depth
-    own = line.params if is_whole else max(line.params_here, 0)
+    shown_params = line.params if is_whole else max(line.params_here, 0)
     macs = line.all_macs if is_whole else line.macs
-    params = count_text(own) if own else "--"
+    params = count_text(shown_params) if shown_params else "--"
     trainable = "Partial" if row.trainable_params else "False"
     return {
         "input_size": _shape(call.inputs if call else ()),
         "output_size": _shape(call.outputs if call else ()),
         "num_params": "(recursive)" if line.again and line.params else
-                      f"({params})" if own and is_whole and not row.trainable_params else params,
+                      f"({params})" if shown_params and is_whole and not row.trainable_params else params,
         "params_percent": "(recursive)" if line.again and total else
-                          f"{own / total:>7.2%}" if own and total else "     --",
+                          f"{shown_params / total:>7.2%}" if shown_params and total else "     --",
         "kernel_size": str(list(size) if isinstance(size, tuple) else size) if size else "--",
         "mult_adds": count_text(macs) if macs else "--",
         "trainable": "--" if not line.params else "True" if row.trainable_params == row.params else trainable,

@@ -9,8 +9,9 @@ from statistics import median
 from bertscope.errors import named
 from bertscope.reports.memory import REDUCE_SCATTER, MemoryReport, RankRow, TrafficRow, Variant
 from bertscope.units import bytes_text, count_text
-from bertscope.views.columns import Column, in_phase, row_phase
+from bertscope.views.columns import Column, in_phase, number
 from bertscope.views.step import cost_columns, phase_columns, variant_name
+from bertscope.views.views import Table
 
 _Key = tuple[str, str, str, int]  # phase, collective, path, ranks
 _Row = tuple[_Key, list[TrafficRow | None]]
@@ -19,12 +20,12 @@ _Row = tuple[_Key, list[TrafficRow | None]]
 def traffic_notes(report: MemoryReport) -> Iterator[str]:
     """Yield how ranks differ, and how the traffic was counted."""
     rank = report.run.parallelism.rank
-    own = next((row for row in report.ranks if row.first <= rank <= row.last), None)
-    others = [row for row in report.ranks if own and row.updated_params != own.updated_params]
-    if own and others:
-        least = min(others, key=lambda row: row.updated_params)
+    group = next((row for row in report.ranks if row.first <= rank <= row.last), None)
+    different = [row for row in report.ranks if group and row.updated_params != group.updated_params]
+    if group and different:
+        least = min(different, key=lambda row: row.updated_params)
         yield (
-            f"Rank {rank} updates {count_text(own.updated_params)} parameters, rank {least.label} "
+            f"Rank {rank} updates {count_text(group.updated_params)} parameters, rank {least.label} "
             f"{count_text(least.updated_params)} ({named('rank')} N shows another)."
         )
     if any(variant.traffic for variant in report.variants):
@@ -34,37 +35,36 @@ def traffic_notes(report: MemoryReport) -> Iterator[str]:
         )
         kinds = {row.collective for variant in report.variants for row in variant.traffic}
         if report.run.device == "cpu" and REDUCE_SCATTER in kinds:
-            yield ("gloo reduces a copy of the gradients, which is counted; NCCL makes none.")
+            yield "gloo reduces a copy of the gradients, which is counted; NCCL makes none."
         yield "Not counted: buffers of NCCL."
 
 
 def _rows(report: MemoryReport, *, by_module: bool) -> list[_Row]:
-    found: dict[_Key, list[TrafficRow | None]] = {}
-    for number, variant in enumerate(report.variants):
+    cells_by_key: dict[_Key, list[TrafficRow | None]] = {}
+    for column, variant in enumerate(report.variants):
         for row in variant.traffic:
             key = (row.phase, row.collective, row.path if by_module else "", row.ranks)
-            cells = found.setdefault(key, [None] * len(report.variants))
-            if before := cells[number]:
+            cells = cells_by_key.setdefault(key, [None] * len(report.variants))
+            if before := cells[column]:
                 names = ("calls", "full_bytes", "sent_bytes")
                 row = replace(before, **{name: getattr(before, name) + getattr(row, name) for name in names})
-            cells[number] = row
-    return list(found.items())
+            cells[column] = row
+    return list(cells_by_key.items())
 
 
-def traffic_tables(report: MemoryReport, *, by_module: bool) -> Iterator[tuple[list[Column], list[_Row]]]:
-    """Yield the traffic by module, or by phase only; what is the same in all variants is one column."""
+def traffic_table(report: MemoryReport, *, by_module: bool) -> Table:
+    """Return the traffic by module, or by phase only; what is the same in all variants is one column."""
     rows = _rows(report, by_module=by_module)
     sizes = {len({row.sent_bytes if row else 0 for row in cells}) for _, cells in rows}
     titles = [f"sent: {variant_name(variant)}" for variant in report.variants]
     titles = ["a rank sends"] if sizes == {1} else titles
     columns = [
         Column("between ranks, per step", _name),
-        Column("calls", lambda row: count_text(_first(row).calls), right=True),
-        Column("whole tensors", lambda row: bytes_text(_first(row).full_bytes), right=True, is_wide=True),
-        *(Column(title, partial(_sent, number), right=True) for number, title in enumerate(titles)),
+        number("calls", "calls").of(_first),
+        number("whole tensors", "full_bytes", bytes_text, is_wide=True).of(_first),
+        *(Column(title, partial(_sent, variant), right=True) for variant, title in enumerate(titles)),
     ]
-    if rows:  # not for one process
-        yield columns, rows
+    return Table(columns, rows)
 
 
 def _name(row: _Row) -> str:
@@ -78,29 +78,23 @@ def _first(row: _Row) -> TrafficRow:
     return next(cell for cell in row[1] if cell is not None)
 
 
-def _sent(number: int, row: _Row) -> str:
-    cell = row[1][number]
+def _sent(variant: int, row: _Row) -> str:
+    cell = row[1][variant]
     return bytes_text(cell.sent_bytes) if cell else ""
 
 
-_RankItem = tuple[Variant, RankRow]
-
-
-def rank_tables(report: MemoryReport) -> Iterator[tuple[list[Column], list[_RankItem]]]:
-    """Yield the columns and rows of the ranks; nothing without real ranks."""
-    rows = [(variant, row) for variant in report.variants for row in variant.rank_rows]
-    if not rows:
-        return
+def ranks_table(report: MemoryReport) -> Table:
+    """Return the real ranks; without any a table without rows."""
+    rows = [{"variant": variant, "row": row} for variant in report.variants for row in variant.rank_rows]
     columns = [
-        Column("rank", lambda item: _named(report, item[0], numbers_text(item[1].ranks))),
-        Column("between steps", lambda item: bytes_text(item[1].state_bytes), right=True),
-        *phase_columns(rows, lambda item: item[1].phases),
-        *cost_columns(rows, lambda item: item[1].cost),
-        Column("sends per step", lambda item: bytes_text(item[1].sent_bytes), right=True),
-        Column("step",
-               lambda item: f"{median(item[1].step_seconds):.3f} s" if item[1].step_seconds else "", right=True),
-    ]  # fmt: skip
-    yield columns, rows
+        Column("rank", lambda item: _named(report, item["variant"], numbers_text(item["row"].ranks))),
+        number("between steps", "row.state_bytes", bytes_text),
+        *phase_columns(rows, "row.phases"),
+        *cost_columns(rows, "row.cost"),
+        number("sends per step", "row.sent_bytes", bytes_text),
+        number("step", "row.step_seconds", lambda seconds: f"{median(seconds):.3f} s" if seconds else ""),
+    ]
+    return Table(columns, rows)
 
 
 def ranks_notes(report: MemoryReport) -> Iterator[str]:
@@ -110,9 +104,9 @@ def ranks_notes(report: MemoryReport) -> Iterator[str]:
         if len(rows) == 1 and len(rows[0].ranks) > 1:
             yield _named(report, variant, f"ranks {numbers_text(rows[0].ranks)} agree in memory and traffic")
         for row in rows[1:]:
-            own, others = numbers_text(row.ranks), numbers_text(rows[0].ranks)
+            ranks, first_ranks = numbers_text(row.ranks), numbers_text(rows[0].ranks)
             differences = ", ".join(_differences(row, rows[0]))
-            yield _named(report, variant, f"rank {own} differs from {others}: {differences}")
+            yield _named(report, variant, f"rank {ranks} differs from {first_ranks}: {differences}")
 
 
 def numbers_text(numbers: Sequence[int]) -> str:
@@ -135,9 +129,9 @@ def _differences(row: RankRow, other: RankRow) -> Iterator[str]:
         "peak": (row.peak_bytes, other.peak_bytes),
         "sends per step": (row.sent_bytes, other.sent_bytes),
     }
-    if all(own == others for own, others in pairs.values()):
+    if all(value == first_value for value, first_value in pairs.values()):
         phases = zip(row.phases, other.phases, strict=False)
-        pairs = {row_phase(own.phase): (own.peak_bytes, others.peak_bytes) for own, others in phases}
-    for name, (own, others) in pairs.items():
-        if own != others:
-            yield f"{name} {bytes_text(own)}, not {bytes_text(others)} ({own - others:+,} bytes)"
+        pairs = {in_phase(value.phase): (value.peak_bytes, first_value.peak_bytes) for value, first_value in phases}
+    for name, (value, first_value) in pairs.items():
+        if value != first_value:
+            yield f"{name} {bytes_text(value)}, not {bytes_text(first_value)} ({value - first_value:+,} bytes)"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bertscope.errors import SelectionError, name_of, one_line
 from bertscope.frozen import Record
 from bertscope.units import html_text, visible_lines
-from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text, tables_text
+from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text
 from bertscope.views.console import Target, lists_all, padded, painted, stacked, stdout_target, wrapped
 from bertscope.views.page.templating import filled
 
@@ -34,28 +34,26 @@ class Heading(str):
 
 def sectioned(notes: Iterable[str]) -> list[str]:
     """Return the notes without headings that have none."""
-    found = list(notes)
-    pairs = pairwise([*found, Heading()])
+    texts = list(notes)
+    pairs = pairwise([*texts, Heading()])
     return [note for note, following in pairs if not (isinstance(note, Heading) and isinstance(following, Heading))]
 
 
 class Table(Record, kw_only=False):
     """Columns and their rows, those that are `strong` in bold, and a text below them in the terminal.
 
-    With `names`, a narrow terminal gets several tables, all with this number of first columns.
+    A narrow terminal gets several tables, all with the first `names` columns.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Any]
     strong: Strong = None
-    names: int = 0
+    names: int = 1
     below: str = ""
 
     def text(self, target: Target) -> str:
         """Return the table for the terminal."""
-        if self.names:
-            return tables_text(self.columns, self.names, self.rows, target, self.strong) + self.below
-        return table_text(self.columns, self.rows, target, self.strong) + self.below
+        return table_text(self.columns, self.rows, target, self.strong, self.names) + self.below
 
 
 def side_by_side(
@@ -73,7 +71,7 @@ def side_by_side(
     """
     lines = [column for column in columns if column.shown and (is_verbose or column.detail < 2)]
     cells = [Column(title, methodcaller("text", row), right=True) for title, row in zip(titles, rows, strict=True)]
-    return Table([Column(first, attrgetter("title")), *cells], lines, lambda line: line.title == strong, names=1)
+    return Table([Column(first, attrgetter("title")), *cells], lines, lambda line: line.title == strong)
 
 
 def _whole(settings: str) -> str:
@@ -82,6 +80,10 @@ def _whole(settings: str) -> str:
 
 def _nothing(*_: Any, **__: Any) -> str:
     return ""
+
+
+def _answer(report: Any) -> str:
+    return str(getattr(report, "answer", ""))
 
 
 def about(title: str, path: str, name: str = "", **options: Any) -> Column:
@@ -99,27 +101,26 @@ class Compared(Record):
     """A way to show several reports of a kind as one table: the rows of each, after columns that name its subject.
 
     `table` and `records` take a report, the others all. `records` are other rows, of CSV; with `shows_records` they
-    come second in a terminal, if both fit on a screen or with -v.
+    come second in a terminal with -v.
     """
 
     table: Callable[[Any], Table]
     subject: Callable[[Sequence[Any]], Sequence[Column]] = model_columns
     answer: Callable[[Sequence[Any]], str] = _nothing
     settings: Callable[[Sequence[Any]], str] = _nothing
-    tip: Callable[[Sequence[Any]], str] = _nothing
     notes: Callable[[Sequence[Any]], Iterable[str]]
     pivot: Callable[[Sequence[Any]], Table | None] | None = None  # instead of the table
     records: Callable[[Any], Table | None] | None = None
     shows_records: bool = False
-    names: int = -1  # of the columns of a row that name it, next to those of the subject; -1: one table
+    names: int = 0  # of the columns of a row that name it, next to those of the subject
 
 
 def common_notes(of_subjects: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     """Return the common notes of reports, then those that only some have, each with the name of its subject."""
-    found = list(of_subjects)
-    common = [note for note in found[0][1] if all(note in own for _, own in found)]
-    others = [(name, note) for name, own in found for note in own if note not in common]
-    return common + [note if note.startswith(name) else f"{name}: {note}" for name, note in others]
+    subjects = list(of_subjects)
+    common = [note for note in subjects[0][1] if all(note in notes for _, notes in subjects)]
+    some = [(name, note) for name, notes in subjects for note in notes if note not in common]
+    return common + [note if note.startswith(name) else f"{name}: {note}" for name, note in some]
 
 
 class View(Record):
@@ -130,14 +131,14 @@ class View(Record):
     A view of one table has the `columns` of it, the name of the field with its `rows`, and those that are `strong`.
     """
 
-    columns: Callable[[Any], Sequence[Column]] | None = None
+    columns: Callable[[Any], Sequence[Column]] | Sequence[Column] = ()
     rows: str = "rows"
-    names: int = 0  # of the columns that name a row: a narrow terminal gets several tables
+    names: int = 1  # of the columns that name a row: a narrow terminal gets several tables
     strong: Callable[[Any, Any], object] = lambda report, row: False
     tables: Callable[..., Sequence[Table]] = _nothing  # type: ignore[assignment]
     title: Callable[[Any], str] = _nothing
     answer: Callable[[Any], str] = _nothing
-    verdict: Callable[[Any], str] = _nothing  # of the answer, for its colour: yes, uncertain, no or nothing
+    verdict: Callable[[Any], str] = _answer  # of the answer, for its colour: yes, uncertain, no or nothing
     settings: Callable[[Any], str] = _nothing  # that the answer depends on: a dim line below it
     tip: Callable[[Any], str] = _nothing  # the last line of the terminal: what to do next, and the command below it
     lines: Callable[[Any, Target | None], Iterable[tuple[str, str]]] = _nothing  # type: ignore[assignment]
@@ -149,10 +150,14 @@ class View(Record):
     compared: Compared | None = None  # several reports of this kind
 
     def tables_of(self, report: Any, target: Target | None, **options: Any) -> Sequence[Table]:
-        """Return the tables of a report."""
-        if self.columns is None:
+        """Return the tables of a report that have rows."""
+        return [table for table in self._all_tables(report, target, **options) if table.rows]
+
+    def _all_tables(self, report: Any, target: Target | None, **options: Any) -> Sequence[Table]:
+        if not self.columns:
             return self.tables(report, target, **options)
-        return [Table(self.columns(report), getattr(report, self.rows), partial(self.strong, report), self.names)]
+        columns = self.columns(report) if callable(self.columns) else self.columns
+        return [Table(columns, getattr(report, self.rows), partial(self.strong, report), self.names)]
 
     def table(self, report: Any, target: Target, **options: Any) -> str:
         """Return the report for the terminal."""
@@ -162,7 +167,7 @@ class View(Record):
         heading = [(self.title(report), ""), (self.answer(report), style), (settings, "dim")]
         tip = self.tip(report)
         tables = stacked(*(table.text(target) for table in self.tables_of(report, target, **options)))
-        lines = (f"{padded(name, self.name_width)}{value}" for name, value in self.lines(report, target))
+        lines = [f"{padded(name, self.name_width)}{value}" for name, value in self.lines(report, target)]
         sections: list[list[str]] = [[]]
         for note in notes:
             if isinstance(note, Heading):
@@ -175,7 +180,7 @@ class View(Record):
             + self.chart(report, target)
             + "".join(wrapped(line, target, self.name_width) for line in lines)
             + "\n".join(map("".join, filter(None, sections)))
-            + ("\n" * bool(notes and tip) + f"Next: {tip}\n" * bool(tip))
+            + ("\n" * bool((notes or lines) and tip) + f"Next: {tip}\n" * bool(tip))
         )
 
     def markdown(self, report: Any) -> str:
@@ -202,11 +207,9 @@ class View(Record):
 
     def csv(self, report: Any) -> str:
         """Return the records in base units, for a spreadsheet."""
-        table = self.tables_of(report, None)[0] if self.records is None else self.records(report)
+        tables = [self.records(report)] if self.records else self._all_tables(report, None)
+        table = next((table for table in tables if table.rows), tables[0])
         return csv_text(table.columns, table.rows)
-
-
-SCREEN_LINES = 22  # of 24 lines of a terminal; the others are the command and the next prompt
 
 
 class _Pair(NamedTuple):
@@ -216,46 +219,36 @@ class _Pair(NamedTuple):
     row: Any
 
 
-def _compared(report: Any) -> tuple[Compared, Table, Table | None]:
+def _below_each_other(report: Any, table_of: Callable[[Any], Table | None]) -> Table:
     how, reports = view_of(report.of).compared, report.reports
-
-    def below_each_other(table_of: Callable[[Any], Table | None]) -> Table | None:
-        known = [(report, table) for report in reports if (table := table_of(report))]
-        if not known:
-            return None
-        columns = [
-            replace(several[0].of("row"), shown=any(column.shown for column in several))
-            for several in zip(*(table.columns for _, table in known), strict=False)
-        ]
-        rows = [_Pair(report, row) for report, table in known for row in table.rows]
-        subject = how.subject(reports)
-        return Table([*subject, *columns], rows, names=len(subject) + how.names if how.names >= 0 else 0)
-
-    pivot = how.pivot and how.pivot(reports)
-    records = how.records and below_each_other(how.records)
-    return how, pivot or below_each_other(how.table) or Table((), ()), records
-
-
-def _hidden(report: Any, target: Target | None) -> int:
-    how, table, records = _compared(report)
-    if not (records and how.shows_records and target and target.width) or target.verbose:
-        return 0
-    lines = (table.text(target) + records.text(target)).count("\n") + 3
-    return len(records.rows) if lines > SCREEN_LINES else 0
+    tables = [(one, table) for one in reports if (table := table_of(one))]
+    columns = [replace(several[0].of("row"), shown=any(column.shown for column in several))
+               for several in zip(*(table.columns for _, table in tables), strict=False)]  # fmt: skip
+    rows = [_Pair(one, row) for one, table in tables for row in table.rows]
+    subject = how.subject(reports)
+    return Table([*subject, *columns], rows, names=len(subject) + how.names)
 
 
 def _compared_tables(report: Any, target: Target | None) -> list[Table]:
-    how, table, records = _compared(report)
-    return [table, *([records] if records and how.shows_records and not _hidden(report, target) else [])]
+    how = view_of(report.of).compared
+    pivot = how.pivot(report.reports) if how.pivot else None
+    has_records = how.shows_records and (target is None or target.verbose)
+    records = [_below_each_other(report, how.records)] if how.records and has_records else []
+    return [pivot or _below_each_other(report, how.table), *records]
+
+
+def _compared_records(report: Any) -> Table:
+    how = view_of(report.of).compared
+    records = _below_each_other(report, how.records) if how.records else None
+    return records if records and records.rows else _compared_tables(report, None)[0]
 
 
 comparison = View(
-    answer=lambda report: _compared(report)[0].answer(report.reports),
-    settings=lambda report: _compared(report)[0].settings(report.reports),
-    tip=lambda report: _compared(report)[0].tip(report.reports),
+    answer=lambda report: view_of(report.of).compared.answer(report.reports),
+    settings=lambda report: view_of(report.of).compared.settings(report.reports),
     tables=_compared_tables,
-    notes=lambda report, target: _compared(report)[0].notes(report.reports),
-    records=lambda report: _compared(report)[2] or _compared(report)[1],
+    notes=lambda report, target: view_of(report.of).compared.notes(report.reports),
+    records=_compared_records,
 )
 _MARKUP = ("html", "svg", "notebook")  # with scripts and style sheets; the templates escape every value
 
@@ -281,14 +274,14 @@ def display(report: Any, form: str, *, view: str = "", target: Target | None = N
         to = stdout_target()
         unicode = to.unicode or not getattr(sys.stdout, "encoding", None)  # a stream of text, such as StringIO
         return visible_lines(_text(shown, report, replace(to, color=False, unicode=unicode), **options))
-    own = getattr(shown, form, None)
-    if form in ("table", "text") and own is not None:
+    written = getattr(shown, form, None)
+    if form in ("table", "text") and written is not None:
         wanted = target or Target()
-        return visible_lines(own(report, wanted, **options), color=wanted.color)
-    if own is None:
+        return visible_lines(written(report, wanted, **options), color=wanted.color)
+    if written is None:
         raise SelectionError(f"there is no {form} of this report; give another {name_of('form')}")
-    found = own(report, **options)
-    return visible_lines(found) if isinstance(found, str) and form not in _MARKUP else found
+    text = written(report, **options)
+    return visible_lines(text) if isinstance(text, str) and form not in _MARKUP else text
 
 
 def _text(view: Any, report: Any, target: Target, **options: Any) -> str:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 from bertscope.errors import named, one_line
-from bertscope.reports.why import MESSAGE, OOM, PEAK, STDIN, WhyFinding, WhyReport
+from bertscope.reports.why import MESSAGE, OOM, PEAK, STDIN, WhyFinding, WhyReport, WhyRow
 from bertscope.settings.generate import changed, row_words, setting_options
-from bertscope.units import binary_unit, bytes_text, html_text
-from bertscope.views.columns import Column, attribute, number
+from bertscope.units import bytes_text
+from bertscope.views.columns import attribute, number
 from bertscope.views.console import Target
 from bertscope.views.footer import note_text
 from bertscope.views.step import part_name, share_of, sizes
-from bertscope.views.timeline import COLORS
+from bertscope.views.timeline import COLORS, Chart
 from bertscope.views.views import Table, View
 
 _ROWS, _ALSO = 5, 2  # lines of code and further causes, without -v
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT, _LEGEND = 720, 320, 60, 30, 20, 10, 150
-_TICKS = 4
 _COMPARED = {"why_full", "why_request", "why_attention", "why_logits", "why_shared", "why_more"}
 _GREY = "#9aa0a6"  # of parts that an estimate does not have
 _SAID = {"batch", "seq", "precision", "optimizer", "checkpointing", "device"}  # settings that other words tell
@@ -36,178 +35,143 @@ def finding_text(report: WhyReport, finding: WhyFinding) -> tuple[str, str]:
         setattr(v, name, bytes_text(value) if is_size else part_name(value) if name == "part" else value)
     if "size" in finding.values:
         v.share = share_of(finding.values["size"], finding.values.get("size_total", report.allocated_bytes))
+    return _held_text(report, finding, v) or _failed_text(report, finding, v)
+
+
+def _held_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str] | None:
+    """Return the text of a cause that is in what the tensors hold; `v` has the values as texts."""
     match finding.key:
         case "why_activations":
             frees = f", or use checkpointing, which frees up to {v.size_frees}" if finding.frees_bytes else ""
-            return (
-                f"Activations hold {v.share}: the backward pass needs them.",
-                f"Lower the batch size{frees}{v.at}.",
-            )
+            cause = f"Activations hold {v.share}: the backward pass needs them."
+            fix = f"Lower the batch size{frees}{v.at}."
         case "why_optimizer":
-            return f"The optimizer state holds {v.share}.", "An 8-bit optimizer needs a quarter of it."
+            cause = f"The optimizer state holds {v.share}."
+            fix = "An 8-bit optimizer needs a quarter of it."
         case "why_parameters":
-            return (
-                f"The parameters hold {v.share}.",
-                "Store them in 16 bits, or train LoRA adapters, which need few gradients and little optimizer state.",
-            )
+            cause = f"The parameters hold {v.share}."
+            fix = "Store them in 16 bits, or train LoRA adapters, which need few gradients and little optimizer state."
         case "why_graph":
-            return (
-                f"The graphs of {v.passes} earlier forward passes are still alive: {v.size}.",
-                f"Keep loss.item() instead of loss, and do not call backward(retain_graph=True){v.at}.",
-            )
+            cause = f"The graphs of {v.passes} earlier forward passes are still alive: {v.size}."
+            fix = f"Keep loss.item() instead of loss, and do not call backward(retain_graph=True){v.at}."
         case "why_grad_eval":
             passes = f"{v.passes} forward passes" if v.passes > 1 else "A forward pass"
-            return (
-                f"{passes} without a backward pass saved activations: {v.size}.",
-                f"Evaluate under torch.no_grad(){v.at}.",
-            )
+            cause = f"{passes} without a backward pass saved activations: {v.size}."
+            fix = f"Evaluate under torch.no_grad(){v.at}."
         case "why_outputs":
-            return (
-                f"The outputs of {v.passes} earlier forward passes stay on the GPU: {v.size}, {v.each} each.",
-                f"Move what you keep to the CPU: output.detach().cpu(){v.at}.",
-            )
+            cause = f"The outputs of {v.passes} earlier forward passes stay on the GPU: {v.size}, {v.each} each."
+            fix = f"Move what you keep to the CPU: output.detach().cpu(){v.at}."
         case "why_losses":
-            return (
-                f"Memory grows by {v.each} with every forward pass: {v.size} after {v.passes}.",
-                f"Keep loss.item() in the list of losses, not loss{v.at}.",
-            )
+            cause = f"Memory grows by {v.each} with every forward pass: {v.size} after {v.passes}."
+            fix = f"Keep loss.item() in the list of losses, not loss{v.at}."
         case "why_previous":
-            return (
-                f"The outputs of the previous forward pass are still alive: {v.size}.",
-                f"Delete them before the next one: del outputs, loss{v.at}.",
-            )
+            cause = f"The outputs of the previous forward pass are still alive: {v.size}."
+            fix = f"Delete them before the next one: del outputs, loss{v.at}."
         case "why_cache":
-            return (
-                f"The key-value cache of generate() holds {v.size}.",
-                f"Generate fewer tokens, or in smaller batches{v.at}.",
-            )
+            cause = f"The key-value cache of generate() holds {v.size}."
+            fix = f"Generate fewer tokens, or in smaller batches{v.at}."
         case "why_models":
-            times, others = ("twice", "second copy holds") if v.times == 2 else (f"{v.times} times", "others hold")
+            times, copies = ("twice", "second copy holds") if v.times == 2 else (f"{v.times} times", "others hold")
             both = " and ".join(dict.fromkeys(filter(None, (v.line, v.other))))
-            return (
-                f"The model is on the GPU {times}: the {others} {v.size}.",
-                f"Delete what is unused; they are loaded at {both}.",
-            )
+            cause = f"The model is on the GPU {times}: the {copies} {v.size}."
+            fix = f"Delete what is unused; they are loaded at {both}."
         case "why_copy":
-            return f"A copy of the weights (deepcopy) holds {v.size}.", f"Keep the copy on the CPU{v.at}."
+            cause = f"A copy of the weights (deepcopy) holds {v.size}."
+            fix = f"Keep the copy on the CPU{v.at}."
         case "why_optimizers":
-            return (
-                f"The optimizer state exists twice: the older one holds {v.size}.",
-                f"Delete the replaced optimizer and everything that refers to it{v.at}.",
-            )
+            cause = f"The optimizer state exists twice: the older one holds {v.size}."
+            fix = f"Delete the replaced optimizer and everything that refers to it{v.at}."
         case "why_gradients":
-            return (
-                f"Gradients of the previous step are alive in the forward pass: {v.size}.",
-                "Call optimizer.zero_grad() right after optimizer.step().",
-            )
+            cause = f"Gradients of the previous step are alive in the forward pass: {v.size}."
+            fix = "Call optimizer.zero_grad() right after optimizer.step()."
         case "why_fragmentation":
             small = f", in pieces smaller than {v.tried}" if report.moment == OOM else ""
-            return (
-                f"Fragmentation: {v.size} is reserved by PyTorch but unused{small}.",
-                f"{_EXPANDABLE} python train.py",
-            )
+            cause = f"Fragmentation: {v.size} is reserved by PyTorch but unused{small}."
+            fix = f"{_EXPANDABLE} python train.py"
         case "why_lengths":
-            return (
-                f"Fragmentation, as shapes change: {v.size} is reserved by PyTorch but unused.",
+            cause = f"Fragmentation, as shapes change: {v.size} is reserved by PyTorch but unused."
+            fix = (
                 f"Pad to a few fixed lengths{v.at}, or set {_EXPANDABLE}. Blocks of one line have {v.size_low} to "
-                f"{v.size_high}.",
+                f"{v.size_high}."
             )
         case "why_private":
-            return (
-                f"CUDA graphs hold {v.size} in private memory pools.",
-                "Capture fewer graphs, or let them share a pool.",
-            )
+            cause = f"CUDA graphs hold {v.size} in private memory pools."
+            fix = "Capture fewer graphs, or let them share a pool."
         case "why_waiting":
-            return (
-                f"{v.size} is freed but waits for another CUDA stream (record_stream).",
-                "Synchronize the streams earlier.",
-            )
+            cause = f"{v.size} is freed but waits for another CUDA stream (record_stream)."
+            fix = "Synchronize the streams earlier."
         case "why_attention":
-            return (
-                f"Attention scores need {v.size}.",
-                f"Use fused attention, which stores none: attn_implementation='sdpa'{v.at}.",
-            )
+            cause = f"Attention scores need {v.size}."
+            fix = f"Use fused attention, which stores none: attn_implementation='sdpa'{v.at}."
         case "why_logits":
-            return f"Logits and their loss need {v.size}.", f"Compute the loss in chunks of tokens{v.at}."
+            cause = f"Logits and their loss need {v.size}."
+            fix = f"Compute the loss in chunks of tokens{v.at}."
         case "why_foreach":
-            return (
-                f"Temporary tensors of the optimizer hold {v.size}.",
-                "Create the optimizer with fused=True or foreach=False.",
-            )
+            cause = f"Temporary tensors of the optimizer hold {v.size}."
+            fix = "Create the optimizer with fused=True or foreach=False."
         case "why_buckets":
-            return (
-                f"The buckets of DistributedDataParallel hold {v.size}.",
-                f"Give it gradient_as_bucket_view=True{v.at}.",
-            )
+            cause = f"The buckets of DistributedDataParallel hold {v.size}."
+            fix = f"Give it gradient_as_bucket_view=True{v.at}."
         case "why_data":
-            return (
-                f"Tensors from before the first forward pass hold {v.size}.",
-                f"If they are data, move one batch at a time to the GPU{v.at}.",
-            )
+            cause = f"Tensors from before the first forward pass hold {v.size}."
+            fix = f"If they are data, move one batch at a time to the GPU{v.at}."
+        case _:
+            return None
+    return cause, fix
+
+
+def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str]:
+    """Return the text of a cause that is in the request, the GPU or the settings."""
+    match finding.key:
         case "why_request":
             total = f"; the GPU has {bytes_text(report.total_bytes)}" if report.total_bytes else ""
-            return (
-                f"One tensor of {v.size} was requested{total}.",
-                f"{v.lower}{v.at}. Tensors of this size are often attention scores (use sdpa) or logits.",
-            )
+            cause = f"One tensor of {v.size} was requested{total}."
+            fix = f"{v.lower}{v.at}. Tensors of this size are often attention scores (use sdpa) or logits."
         case "why_before":
-            return (
-                f"{v.size} was allocated before the recording began.",
-                "Begin the recording before the model is built, or name MODEL for an estimate of its parts.",
-            )
+            cause = f"{v.size} was allocated before the recording began."
+            fix = "Begin the recording before the model is built, or name MODEL for an estimate of its parts."
         case "why_other":
-            return (
-                f"Other processes hold {v.share} on this GPU.",
-                "End them (nvidia-smi lists them), or use another GPU.",
-            )
+            cause = f"Other processes hold {v.share} on this GPU."
+            fix = "End them (nvidia-smi lists them), or use another GPU."
         case "why_limit":
             free = f", and {bytes_text(report.free_bytes)} is free" if report.free_bytes else ""
-            return (
-                f"This process may use {v.size} only{free}.",
-                "Raise the limit: torch.cuda.set_per_process_memory_fraction().",
-            )
+            cause = f"This process may use {v.size} only{free}."
+            fix = "Raise the limit: torch.cuda.set_per_process_memory_fraction()."
         case "why_driver":
-            return (
-                f"Metal holds {v.size} outside PyTorch's tensors.",
-                "It keeps a graph for each input shape: pad to a few fixed shapes, or call torch.mps.empty_cache().",
-            )
+            cause = f"Metal holds {v.size} outside PyTorch's tensors."
+            fix = "It keeps a graph for each input shape: pad to a few fixed shapes, or call torch.mps.empty_cache()."
         case "why_shared":
-            return (
-                f"{v.size} is allocated on a GPU with {v.size_total}: the rest is in CPU memory, which is slow.",
-                f"{v.lower}, or use checkpointing or 16 bits, until all of it is on the GPU.",
-            )
+            cause = f"{v.size} is allocated on a GPU with {v.size_total}: the rest is in CPU memory, which is slow."
+            fix = f"{v.lower}, or use checkpointing or 16 bits, until all of it is on the GPU."
         case "why_free":
-            return (
-                f"{v.size} was free, and yet a request for {v.size_tried} failed.",
-                "Look for a limit (container, MIG slice, ulimit), or a process that has ended since (nvidia-smi).",
-            )
+            cause = f"{v.size} was free, and yet a request for {v.size_tried} failed."
+            fix = "Look for a limit (container, MIG slice, ulimit), or a process that has ended since (nvidia-smi)."
         case "why_full":
             outside = report.outside_bytes or 0
             cuda = f", CUDA {bytes_text(outside)}" if outside > 0.1 * finding.values["size_total"] else ""
-            return (
-                f"The step is too large for this GPU: its tensors hold {v.share}{cuda}.",
-                f"{v.lower}, or use checkpointing or 16 bits.",
-            )
+            cause = f"The step is too large for this GPU: its tensors hold {v.share}{cuda}."
+            fix = f"{v.lower}, or use checkpointing or 16 bits."
         case "why_more":
-            return (
-                f"These settings need {v.size_needed} of tensors, but {v.size_held} was allocated.",
+            cause = f"These settings need {v.size_needed} of tensors, but {v.size_held} was allocated."
+            fix = (
                 f"Are {named('batch')}, {named('seq')} and {named('precision')} those of the run? If so, a memory "
-                "snapshot names the lines that hold the rest.",
+                "snapshot names the lines that hold the rest."
             )
         case "why_beyond":
             whose = v.part[:1].upper() + v.part[1:]
-            return f"{whose} hold {v.size}; these settings need {v.size_estimated}.", "The lines below allocated them."
+            cause = f"{whose} hold {v.size}; these settings need {v.size_estimated}."
+            fix = "The lines below allocated them."
         case "why_fits":
-            largest = [f"{batch:,}{' fits' * (not place)}{_with(name)}" if batch else f"no batch fits{_with(name)}"
-                       for place, (name, batch) in enumerate(finding.values["batches"].items())]  # fmt: skip
+            largest = [f"{batch:,}{' fits' * (not number)}{_with(name)}" if batch else f"no batch fits{_with(name)}"
+                       for number, (name, batch) in enumerate(finding.values["batches"].items())]  # fmt: skip
             most, how = ", or ".join(largest), report.run.precision if report.run else ""
+            cause, fix = f"By the estimate batch {v.asked} in {how} fits ({v.share}); {most}.", ""
             if finding.frees_bytes:
-                return (
-                    f"Batch {v.asked} in {how} needs {v.size} of {v.size_total}; {most}.",
-                    f"Train with a batch that fits, and accumulate gradients to an effective batch of {v.asked}.",
-                )
-            return f"By the estimate batch {v.asked} in {how} fits ({v.share}); {most}.", ""
-    raise KeyError(finding.key)
+                cause = f"Batch {v.asked} in {how} needs {v.size} of {v.size_total}; {most}."
+                fix = f"Train with a batch that fits, and accumulate gradients to an effective batch of {v.asked}."
+        case _:
+            raise KeyError(finding.key)
+    return cause, fix
 
 
 def _with(checkpointing: str) -> str:
@@ -237,19 +201,19 @@ def _settings(report: WhyReport) -> str:
     if report.run is None or report.subject is None:
         return f"{one_line(report.name, limit=60)}: {moment}"
     run = report.run
-    others = [row_words(name, value) for name, value in changed(run).items() if name not in _SAID]
-    words = [*sizes(run, inputs_given=False), run.optimizer, _with(run.checkpointing).strip(), *others]
-    step = ", ".join([report.subject.architecture, *filter(None, words)])
+    changes = [row_words(name, value) for name, value in changed(run).items() if name not in _SAID]
+    texts = [*sizes(run, inputs_given=False), run.optimizer, _with(run.checkpointing).strip(), *changes]
+    step = ", ".join([report.subject.architecture, *filter(None, texts)])
     return f"{one_line(report.name, limit=60)}: {moment}\nestimate: {one_line(report.subject.name, limit=60)}, {step}"
 
 
 def _tables(report: WhyReport, target: Target | None) -> list[Table]:
     """Return what is on the GPU, whose rows add up to its memory, and the lines of code that allocated the tensors."""
-    parts = [
-        SimpleNamespace(name=f"  {part_name(part.part)}", size=part.held_bytes or None, blocks=part.blocks or None,
-                        estimate=part.estimated_bytes or None) for part in report.parts
-    ]  # fmt: skip
     needed = sum(part.estimated_bytes or 0 for part in report.parts) or None
+    rows: list[dict[str, Any]] = [{"name": "tensors", "size": report.allocated_bytes, "estimate": needed}]
+    for part in report.parts:
+        sizes = {"size": part.held_bytes, "blocks": part.blocks, "estimate": part.estimated_bytes}
+        rows.append({"name": f"  {part_name(part.part)}", **{name: size for name, size in sizes.items() if size}})
     around = {
         "reserved but unused": report.unusable_bytes,
         "outside PyTorch": report.outside_bytes,
@@ -258,24 +222,22 @@ def _tables(report: WhyReport, target: Target | None) -> list[Table]:
         "total": report.total_bytes,
     }
     whole = report.total_bytes or max(report.reserved_bytes or 0, report.allocated_bytes, 1)
-    rows = [SimpleNamespace(name="tensors", size=report.allocated_bytes, blocks=None, estimate=needed), *parts]
-    rows += [SimpleNamespace(name=name, size=size, blocks=None, estimate=None) for name, size in around.items() if size]
+    rows += [{"name": name, "size": size} for name, size in around.items() if size]
     memory = [
         attribute("on the GPU", "name"),
         number("size", "size", bytes_text),
         number("share", "size", lambda size: f"{100 * size / whole:.0f} %"),
-        number("blocks", "blocks", shown=any(row.blocks for row in rows)),
+        number("blocks", "blocks", shown=any("blocks" in row for row in rows)),
         number("estimate", "estimate", bytes_text, shown=needed is not None),
     ]
     lines = report.rows if target is None or target.verbose else report.rows[:_ROWS]
-    by_line = [Table(_row_columns(report), lines)] if lines else []
-    return [Table(memory, rows, lambda row: row.name in ("tensors", "total")), *by_line]
+    return [Table(memory, rows, lambda row: row["name"] in ("tensors", "total")), _lines(report, lines)]
 
 
-def _row_columns(report: WhyReport) -> list[Column]:
-    return [
+def _lines(report: WhyReport, rows: Sequence[WhyRow]) -> Table:
+    columns = [
         attribute("line", "line", missing="-"),
-        attribute("module", "module", below=1),
+        attribute("module", "module"),
         attribute("part", "part", text=part_name),
         number("blocks", "blocks"),
         number("passes", "passes", detail=report.passes < 2),
@@ -283,6 +245,7 @@ def _row_columns(report: WhyReport) -> list[Column]:
         number("smallest", "smallest_bytes", bytes_text, detail=True),
         number("largest", "largest_bytes", bytes_text, detail=True),
     ]
+    return Table(columns, rows)
 
 
 def _notes(report: WhyReport, target: Target | None) -> Iterator[str]:
@@ -296,14 +259,13 @@ def _notes(report: WhyReport, target: Target | None) -> Iterator[str]:
 
 
 def _tip(report: WhyReport) -> str:
-    """Return the command that goes on from the largest cause."""
     key = report.findings[0].key if report.findings else ""
     run, file = report.run, "-" if report.name == STDIN else one_line(report.name, limit=40)
     if run is not None and report.subject is not None and key == "why_fits" and report.total_bytes:
-        given = {"batch": run.batch, "seq": run.seq, **changed(run), "budget": report.total_bytes >> 20 << 20}
-        words = setting_options({name: value for name, value in given.items() if name != "checkpointing"})
+        settings = {"batch": run.batch, "seq": run.seq, **changed(run), "budget": report.total_bytes >> 20 << 20}
+        options = setting_options({name: value for name, value in settings.items() if name != "checkpointing"})
         model = f"{report.subject.name} -a {report.subject.architecture}"
-        return f"find the cheapest checkpointing:\n  bertscope plan {model} {words}"
+        return f"find the cheapest checkpointing:\n  bertscope plan {model} {options}"
     if report.source != MESSAGE or key not in _COMPARED:
         return "nvidia-smi" if key in ("why_other", "why_free") else ""
     if run is not None:
@@ -312,49 +274,38 @@ def _tip(report: WhyReport) -> str:
     return f"compare it with an estimate: bertscope why {file} MODEL {sizes_of_run}"
 
 
+def _verdict(report: WhyReport) -> str:
+    """Return the colour of the answer: red for a step that failed, yellow for one with a cause worth knowing."""
+    needs_more = report.answer == "why_fits" and report.findings[0].frees_bytes
+    return "no" if report.moment == OOM or needs_more else "uncertain" if report.findings else "yes"
+
+
 VIEW = View(
     answer=_answer,
+    verdict=_verdict,
     settings=_settings,
     tip=_tip,
     tables=_tables,
     notes=_notes,
     shows_all_notes=True,
-    records=lambda report: Table(_row_columns(report), report.rows),
+    records=lambda report: _lines(report, report.rows),
 )
 
 
 def history_svg(report: WhyReport) -> str:
     """Return the picture of the history: the bytes of each part, stacked, over the events."""
     names = [part.part for part in report.parts]
-    names += [part for sample in report.timeline for part in sample.held if part not in names]
-    names = list(dict.fromkeys(names))
+    names = list(dict.fromkeys([*names, *(part for sample in report.timeline for part in sample.held)]))
     top = max(max(sum(sample.held.values()) for sample in report.timeline), 1)
-    unit, unit_name = binary_unit(top)
-    right, base = _WIDTH - _RIGHT - _LEGEND, _HEIGHT - _BOTTOM
-    last = max(report.timeline[-1].event, 1)
-
-    def place(event: int, size: float) -> str:
-        return f"{_LEFT + event / last * (right - _LEFT):.1f},{base - size / top * (base - _TOP):.1f}"
-
-    below, shapes = [0] * len(report.timeline), []
+    chart = Chart(top, one_line(report.name, limit=80), f"{report.events} events", legend=150)
+    events = [sample.event / max(report.timeline[-1].event, 1) for sample in report.timeline]
+    below, shapes = [0] * len(events), []
     for row, part in enumerate(names):
         above = [low + sample.held.get(part, 0) for low, sample in zip(below, report.timeline, strict=True)]
-        events = [sample.event for sample in report.timeline]
-        points = [*map(place, events, above), *map(place, events[::-1], below[::-1])]
-        color = COLORS.get(part, _GREY)
-        shapes.append(f'<polygon points="{" ".join(points)}" fill="{color}"/>')
-        y = _TOP + 18 * row
-        shapes.append(f'<rect x="{right + 12}" y="{y}" width="10" height="10" fill="{color}"/>')
-        shapes.append(f'<text x="{right + 27}" y="{y + 10}">{html_text(part_name(part))}</text>')
+        edge = [*map(chart.at, events, above), *map(chart.at, events[::-1], below[::-1])]
+        color, y = COLORS.get(part, _GREY), 20 + 18 * row
+        shapes.append(f'<polygon points="{" ".join(f"{x},{y}" for x, y in edge)}" fill="{color}"/>')
+        shapes.append(f'<rect x="632" y="{y}" width="10" height="10" fill="{color}"/>')
+        shapes.append(chart.text(647, y + 10, part_name(part)))
         below = above
-    for tick in range(_TICKS + 1):
-        height = base - tick / _TICKS * (base - _TOP)
-        size = f"{top * tick / _TICKS / unit:.1f}"
-        shapes.append(f'<text x="{_LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{size}</text>')
-    shapes.append(f'<path d="M{_LEFT} {_TOP}V{base}H{right}" fill="none" stroke="currentColor"/>')
-    shapes.append(f'<text x="6" y="13">{html_text(f"{unit_name}, {report.name[:80]}")}</text>')
-    word = html_text(f"{report.events} events")
-    shapes.append(f'<text x="{(_LEFT + right) / 2}" y="{_HEIGHT - 8}" text-anchor="middle">{word}</text>')
-    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
-    style = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>', *shapes, "</svg>\n"])
+    return chart.svg(shapes)

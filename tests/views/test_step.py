@@ -27,12 +27,14 @@ from bertscope.settings.run_config import RunConfig
 from bertscope.views import step
 from bertscope.views.columns import Column
 from bertscope.views.console import Target
-from bertscope.views.step import needs, strategy_names, time_text, verdict_text
-from bertscope.views.traffic import rank_tables
-from bertscope.views.views import Table, view_of
+from bertscope.views.step import on_gpu, strategy_names, time_text, verdict_text
+from bertscope.views.traffic import ranks_table
+from bertscope.views.views import view_of
+from tests.conftest import GOLDEN
 
 GIB = 2**30
 PEAK = PhasePeak(phase="backward", peak_bytes=4 * GIB, path="", operator="mm", parts=Parts(activations=4 * GIB))
+SMALL = replace(PEAK, peak_bytes=0, parts=Parts())
 FITS = StepCost(peak=PEAK, gpu_bytes=6 * GIB, reserved=ByteRange(low_bytes=5 * GIB, high_bytes=7 * GIB),
                 context=ByteRange(high_bytes=GIB), limit_bytes=8 * GIB, shortfall=ByteRange())  # fmt: skip
 UNCERTAIN = replace(FITS, shortfall=ByteRange(high_bytes=GIB))
@@ -80,39 +82,49 @@ def test_a_new_column_is_in_the_table_csv_and_markdown_of_every_report_on_a_step
     assert record["joules"] == "12"
 
 
+@pytest.mark.parametrize("report", REPORTS[3:7], ids=lambda report: report.kind)
+def test_the_form_of_a_report_is_that_of_its_golden_file(report):
+    assert view_of(report.kind).table(report, Target()) == (GOLDEN / f"{report.kind}-table.txt").read_text()
+
+
 def test_the_rows_of_real_ranks_have_the_columns_too():
     variant = replace(ESTIMATE.variants[0], rank_rows=(RANK, RANK))
-    ((columns, rows),) = rank_tables(replace(ESTIMATE, variants=(variant,)))
-    assert "on the GPU" in Table(columns, rows).text(Target())
+    assert "on the GPU" in ranks_table(replace(ESTIMATE, variants=(variant,))).text(Target())
 
 
 @pytest.mark.parametrize(
     ("cost", "fits", "sentence"),
     [
-        (FITS, "yes", "peak 4.00 GiB, 6.00 of 8.00 GiB on the GPU"),
-        (UNCERTAIN, "may fit", "peak 4.00 GiB, 6.00 of 8.00 GiB on the GPU"),
-        (LACKS, "no, needs 1.00 GiB more",
-         "peak 4.00 GiB, 6.00 of 8.00 GiB on the GPU, needs at least 1.00 GiB more"),
-        (replace(FITS, limit_bytes=None), "", "peak 4.00 GiB, reserved 5.00 GiB"),
-        (StepCost(peak=PEAK, gpu_bytes=4 * GIB), "", "peak 4.00 GiB"),
+        (FITS, "yes", "needs 6.00 of 8.00 GiB"),
+        (UNCERTAIN, "may fit", "needs 6.00 of 8.00 GiB"),
+        (replace(UNCERTAIN, gpu_bytes=9 * GIB), "may fit", "needs 4.00 to 9.00 GiB of 8.00 GiB"),
+        (LACKS, "no, needs 1.00 GiB more", "needs 6.00 of 8.00 GiB"),
         (StepCost(peak=PEAK, gpu_bytes=4 * GIB, limit_bytes=8 * GIB, shortfall=ByteRange()), "yes",
-         "peak 4.00 of 8.00 GiB"),
-        (replace(FITS, time=StepTime(step=TimeRange(low_seconds=0.066, high_seconds=0.14))), "yes",
-         "peak 4.00 GiB, 6.00 of 8.00 GiB on the GPU, 66 to 140 ms a step (data sheet)"),
+         "needs 4.00 of 8.00 GiB"),
+        (StepCost(peak=SMALL, gpu_bytes=GIB - 2**16, limit_bytes=GIB), "", "needs 1,023.94 of 1,024.00 MiB"),
+        (StepCost(peak=SMALL, gpu_bytes=GIB // 2, limit_bytes=16 * GIB), "", "needs 0.50 of 16.00 GiB"),
     ],
 )  # fmt: skip
-def test_a_cost_is_one_sentence_and_one_word(cost, fits, sentence):
-    assert (verdict_text(cost), needs(cost)) == (fits, sentence)
+def test_a_cost_is_one_phrase_with_one_unit_and_one_word(cost, fits, sentence):
+    assert (verdict_text(cost), on_gpu(cost)) == (fits, sentence)
+
+
+def test_the_time_of_a_step_names_the_data_sheet():
+    timed = replace(FITS, time=StepTime(step=TimeRange(low_seconds=0.066, high_seconds=0.14)))
+    assert step.step_time(timed) == ", 66 to 140 ms a step (data sheet)"
 
 
 @pytest.mark.parametrize(
-    ("peak_bytes", "limit_bytes", "text"),
-    [(GIB - 2**16, GIB, "peak 1,023.94 of 1,024.00 MiB"), (GIB // 2, 16 * GIB, "peak 0.50 of 16.00 GiB")],
+    ("facts", "text"),
+    [
+        (("a" * 20, (" b", 1), " c"), f"A{'a' * 19} b c."),
+        (("a" * 96, (" b", 1), " c"), f"A{'a' * 95} c."),
+        (("a" * 90, (" bbbbb", 2), (" ccccc", 1)), f"A{'a' * 89} bbbbb."),
+        (("a" * 120,), f"A{'a' * 96}..."),
+    ],
 )
-def test_a_sentence_has_one_unit_for_the_peak_and_the_limit(peak_bytes, limit_bytes, text):
-    peak = replace(PEAK, peak_bytes=peak_bytes, parts=Parts(inputs=peak_bytes))
-    cost = StepCost(peak=peak, gpu_bytes=peak_bytes, limit_bytes=limit_bytes, shortfall=ByteRange())
-    assert needs(cost) == text
+def test_a_sentence_has_as_many_facts_as_a_line_has_room_for(facts, text):
+    assert step.line_of(*facts) == text
 
 
 @pytest.mark.parametrize(

@@ -17,22 +17,22 @@ from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import FitReport
 from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeReport
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
-from bertscope.reports.step import YES
 from bertscope.settings.generate import changed, setting_options
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfig
 from bertscope.units import bytes_text, count_text, flops_text, html_text, share_text
 from bertscope.views import fit as fit_words
 from bertscope.views import plan as plan_words
-from bertscope.views.columns import Column, attribute, csv_only, csv_text, fits_word, number
+from bertscope.views.columns import Column, attribute, csv_only, csv_text, number
 from bertscope.views.console import PARTS, ROLES, Target, variable
 from bertscope.views.diagram import inline_svg, mermaid, width_points
 from bertscope.views.diff import notes as diff_notes
 from bertscope.views.diff import parts as diff_parts
 from bertscope.views.footer import footer, subtitle, title
 from bertscope.views.memory import conclusions, footnotes, kept_table, variants_table
+from bertscope.views.memory import verdict as peak_answer
 from bertscope.views.modules import tree_table
 from bertscope.views.page.templating import filled, markup
-from bertscope.views.step import assumed, needs, part_name, run_text
+from bertscope.views.step import assumed, part_name, run_text
 from bertscope.views.timeline import memory_charts
 from bertscope.views.views import Table
 
@@ -43,9 +43,9 @@ def _command(name: str, subjects: Sequence[Subject], *words: str) -> str:
     """Return a command about a model, with the options that select its class if all these models have the same."""
     options = set()
     for subject in subjects:
-        given = {"architecture": subject.architecture, "attention": subject.attention, "lora": subject.lora}
+        selected = {"architecture": subject.architecture, "attention": subject.attention, "lora": subject.lora}
         is_own = ":" in subject.name  # a `module:attribute` decides all of them by itself
-        options.add(" ".join(f"--{key} {shlex.quote(text)}" for key, text in given.items() if text and not is_own))
+        options.add(" ".join(f"--{key} {shlex.quote(text)}" for key, text in selected.items() if text and not is_own))
     chosen = options.pop() if len(options) == 1 else ""
     return " ".join(filter(None, (f"bertscope {name}", shlex.quote(subjects[0].name), *words, chosen)))
 
@@ -67,8 +67,8 @@ def _step(model: ModelPart, run: RunConfig, **others: Any) -> str:
     strategies = "" if run.mode == INFERENCE else ",".join(row.checkpointing for row in model.memory.variants)
     named = {"batch": model.batch, "seq": model.seq, "precision": run.precision, "checkpointing": strategies}
     named |= {"reentrant": True} if any(row.reentrant for row in model.memory.variants) else {}
-    found = {**named, **{name: value for name, value in changed(run).items() if name not in named}, **others}
-    return setting_options({name: value for name, value in found.items() if value not in ("", None, STORED)})
+    settings = {**named, **{name: value for name, value in changed(run).items() if name not in named}, **others}
+    return setting_options({name: value for name, value in settings.items() if value not in ("", None, STORED)})
 
 
 def estimate_command(model: ModelPart) -> str:
@@ -100,12 +100,12 @@ def page_command(report: PageReport) -> str:
 
 def _limit(fit: FitReport) -> dict[str, Any]:
     """Return the GPU or the budget, the device if it is not implied, and the CUDA context if it is given."""
-    found: dict[str, Any] = {"gpu": fit.card.name} if fit.card else {"budget": fit.budget_bytes}
-    found["device"] = "" if fit.card or fit.run.device == CPU else fit.run.device
-    own = fit.rows[0].cost.context
+    limit: dict[str, Any] = {"gpu": fit.card.name} if fit.card else {"budget": fit.budget_bytes}
+    limit["device"] = "" if fit.card or fit.run.device == CPU else fit.run.device
+    context = fit.rows[0].cost.context
     published = (fit.card.context_low_bytes, fit.card.context_high_bytes) if fit.card else None
-    is_given = own.low_bytes == own.high_bytes > 0 and (own.low_bytes, own.high_bytes) != published
-    return found | ({"context": own.low_bytes} if is_given else {})
+    is_given = context.low_bytes == context.high_bytes > 0 and (context.low_bytes, context.high_bytes) != published
+    return limit | ({"context": context.low_bytes} if is_given else {})
 
 
 # ---- the answer and its figures ----
@@ -117,41 +117,26 @@ RESERVED, CONTEXT = "reserved", "context"  # what a GPU has besides tensors
 def verdict(model: ModelPart) -> dict[str, Any]:
     """Return the answer for the step of the page, the memory of each variant, and what was assumed."""
     memory, fit, asked = model.memory, model.fit, model.asked
-    first, cost = memory.variants[0], memory.variants[0].cost
     peaks = [variant.cost.peak_bytes for variant in memory.variants if variant.cost]
     has_no_effect = any(size >= peaks[0] for size in peaks[1:])
     rows = [("Checkpointing", list(conclusions(memory)))] if has_no_effect else []
-    sentences = []
     if asked is None or fit is None:
-        answer, heading = "unasked", f"Peak {bytes_text(cost.peak_bytes) if cost else '--'}"
-        settings = [subtitle(memory), run_text(memory.run)]
+        answer, heading, assumption = "unasked", peak_answer(memory), f"{subtitle(memory)}, {run_text(memory.run)}"
     else:
-        wanted = memory.run.precision, first.checkpointing
-        row = next(row for row in asked.rows if (row.precision, row.checkpointing) == wanted)
-        cost, answer, heading = row.cost, row.answer, f"{_sentence(fits_word(row.answer))} {place(fit)}"
-        if row.answer != YES and (others := [fit_words.way_of(other) for other in asked.rows if other.answer == YES]):
-            sentences.append(f"This batch fits with {'; '.join(others)}.")
-        largest = (
-            f"{count_text(found.batch) if found.fits else 'none'} with {fit_words.way_of(found)}" for found in fit.rows
-        )
-        rows.insert(0, ("Largest batch", ["; ".join(largest)]))
-        settings = [assumed(fit)]
-    rows.append(("Assumed", [", ".join(settings)]))
+        answer, heading, assumption = asked.answer, fit_words.verdict(asked), assumed(fit)
+        fitting = (f"{count_text(row.batch) if row.fits else 'none'} with {fit_words.way_of(row)}" for row in fit.rows)
+        rows.insert(0, ("Largest batch", ["; ".join(fitting)]))
+    rows.append(("Assumed", [assumption]))
     size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
-    way = fit_words.way(memory.run.precision, first.checkpointing)
-    sentences.insert(0, f"{size}, {way}: {'nothing was estimated' if cost is None else needs(cost)}.")
+    first = fit_words.way(memory.run.precision, memory.variants[0].checkpointing)
     return {
         "answer": answer,
         "heading": heading,
-        "sentences": [_sentence(text) for text in sentences],
+        "sentences": [f"The page is about {size}, {first}."],
         "bars": _bars(model),
         "first_rows": rows[:-1] if has_no_effect else [],  # what equal bars do not show comes before them
         "rows": rows[-1:] if has_no_effect else rows,
     }
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def place(fit: FitReport) -> str:
@@ -177,16 +162,16 @@ def _bars(model: ModelPart) -> dict[str, Any]:
             sizes = {part: getattr(variant.cost.peak.parts, part) for part in PARTS}
             if (reserved := variant.cost.reserved_bytes) is not None:
                 sizes |= {RESERVED: max(reserved - variant.cost.peak_bytes, 0), CONTEXT: context}
-            way = fit_words.way(precision, variant.checkpointing)
-            known.append((way, {part: size for part, size in sizes.items() if size}))
+            setting = fit_words.way(precision, variant.checkpointing)
+            known.append((setting, {part: size for part, size in sizes.items() if size}))
     whole = max([budget, *(sum(sizes.values()) for _, sizes in known)]) or 1
     quantity = "peak {}" if model.memory.run.device != CUDA else "{} on the GPU" if fit else "reserved {}"
     bars = []
-    for way, sizes in known:
+    for setting, sizes in known:
         texts = {part: f"{part_name(part)} {bytes_text(size)}" for part, size in sizes.items()}
         bars.append({
-            "name": way,
-            "label": f"parts of the memory, {way}: {', '.join(texts.values())}",
+            "name": setting,
+            "label": f"parts of the memory, {setting}: {', '.join(texts.values())}",
             "value": quantity.format(bytes_text(sum(sizes.values()))),
             "parts": [(_color(part), round(100 * size / whole, 3), texts[part], bytes_text(size))
                       for part, size in sizes.items()],
@@ -204,17 +189,17 @@ def _bars(model: ModelPart) -> dict[str, Any]:
 def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, str]]:
     """Return names, figures, their exact values and how each was obtained; `are_tied`: with the sum over layers."""
     totals = model.tree.totals
-    found = [("Unique parameters", count_text(totals.distinct_params), "", "every tensor once")]
+    rows = [("Unique parameters", count_text(totals.distinct_params), "", "every tensor once")]
     if are_tied:
         how = "tied tensors at each layer" if totals.layer_params != totals.distinct_params else "nothing is tied"
-        found.append(("Sum over layers", count_text(totals.layer_params), "", how))
+        rows.append(("Sum over layers", count_text(totals.layer_params), "", how))
     weights = f"{bytes_text(totals.bf16_bytes)} in bf16"
-    found.append(("Weights in fp32", bytes_text(totals.fp32_bytes), f"{count_text(totals.fp32_bytes)} B", weights))
+    rows.append(("Weights in fp32", bytes_text(totals.fp32_bytes), f"{count_text(totals.fp32_bytes)} B", weights))
     sizes = f"batch {count_text(model.batch)}, sequence {count_text(model.seq)}"
     for name, report in (("Forward pass", model.flops), ("Training step", model.training)):
         flops = report.rows[0].total.matmul_flops
-        found.append((name, flops_text(flops), f"{count_text(flops)} FLOP", sizes))
-    return found
+        rows.append((name, flops_text(flops), f"{count_text(flops)} FLOP", sizes))
+    return rows
 
 
 def table(report: PageReport, target: Target) -> str:
@@ -242,7 +227,7 @@ def html(report: PageReport) -> str:
     titles = [title(model.tree) for model in report.models]
     subtitles = list(dict.fromkeys(subtitle(model.tree) for model in report.models))
     totals = [model.tree.totals for model in report.models]
-    are_tied = any(found.layer_params != found.distinct_params for found in totals)
+    are_tied = any(total.layer_params != total.distinct_params for total in totals)
     headings = names if len(subtitles) == 1 and len(set(names)) == len(names) else titles
     return filled(
         "report.html",
@@ -289,7 +274,7 @@ def _differences(diff: DiffReport) -> dict[str, Any]:
     names = f"{shlex.quote(a.name)} {shlex.quote(b.name)}"
     return {
         "sides": [f"{key}: {side.name} ({side.architecture})" for key, side in (("a", a), ("b", b))],
-        "tables": diff_parts(diff),
+        "tables": [table for table in diff_parts(diff) if table.rows],
         "notes": diff_notes(diff),
         "commands": [" ".join([f"bertscope diff {names} --batch {diff.batch} --seq {diff.seq}", *options])],
     }
@@ -297,9 +282,9 @@ def _differences(diff: DiffReport) -> dict[str, Any]:
 
 def _numbers_first(table: Table) -> Table:
     """Return the table with the columns as a narrow screen shows them: names, numbers, words, details last."""
-    first, *others = table.columns
-    others.sort(key=lambda column: (not column.right, column.detail or column.below > 0))
-    return replace(table, columns=[first, *others])
+    first, *rest = table.columns
+    rest.sort(key=lambda column: (not column.right, column.detail))
+    return replace(table, columns=[first, *rest])
 
 
 def _flops(model: ModelPart) -> dict[str, Any]:
@@ -353,18 +338,18 @@ def _memory(model: ModelPart) -> dict[str, Any]:
 
 
 def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    section: dict[str, Any] = {
         "heading": f"Largest batches that fit {place(fit)} at sequence length {model.seq}",
         "table": Table(fit_words.columns(replace(fit, length_given=True)), fit.rows),  # the heading has the length
         "notes": list(fit_words.notes(fit)),
         "commands": [fit_command(model, report) for report in (fit, model.asked) if report],
     }
     if (plan := model.plan) is not None:
-        found["plan_answer"] = plan_words.verdict(plan)
+        section["plan_answer"] = plan_words.verdict(plan)
         columns = [column for column in plan_words.columns(plan) if column.title != "extra FLOPs"]  # as `recomputed`
-        found["plans"] = Table(columns, plan.rows)
-        found["plan_chart"] = markup(plan_words.plan_svg(plan))
-    return found
+        section["plans"] = Table(columns, plan.rows)
+        section["plan_chart"] = markup(plan_words.plan_svg(plan))
+    return section
 
 
 def _forward(model: ModelPart) -> dict[str, Any]:
@@ -415,8 +400,8 @@ def role(path: str, types: Mapping[str, str]) -> str:
 
 
 def _role_color(path: str, types: Mapping[str, str]) -> str:
-    found = role(path, types)
-    return variable("role", found) if found else "var(--mixed)"
+    known = role(path, types)
+    return variable("role", known) if known else "var(--mixed)"
 
 
 def _roles(shown: Iterable[str]) -> dict[str, str]:
@@ -459,15 +444,15 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
 
 def flops_bars(report: FlopsReport) -> dict[str, Any]:
     """Draw the FLOPs of each module without its parts, equal layers together; the bars add up to the model."""
-    own = {row.path: row.forward.matmul_flops for row in report.rows}
+    flops_of = {row.path: row.forward.matmul_flops for row in report.rows}
     types = {row.path: row.type for row in report.rows}
     inner = set()
     for row in report.rows[1:]:
         parent = row.path.rpartition(".")[0]
-        own[parent] -= row.forward.matmul_flops
+        flops_of[parent] -= row.forward.matmul_flops
         inner.add(parent)
-    whole, bars = sum(own.values()), []
-    for flops, path in sorted(((flops, path) for path, flops in own.items() if flops > 0), reverse=True):
+    whole, bars = sum(flops_of.values()), []
+    for flops, path in sorted(((flops, path) for path, flops in flops_of.items() if flops > 0), reverse=True):
         before, layer, rest = path.partition("layer.")
         short = layer + rest if layer and before.endswith("encoder.") else path or "(model)"
         text = f"{_exact(flops)}, {share_text(flops / whole)}"
@@ -487,7 +472,6 @@ def _exact(flops: int) -> str:
 
 
 def _lengths(report: FlopsReport) -> dict[str, Any]:
-    """Draw the forward FLOPs over the sequence lengths of the sweep."""
     points = sorted((point.seq, point.forward_flops) for point in report.sweep)
     return {
         "kind": "line",

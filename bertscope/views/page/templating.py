@@ -20,7 +20,7 @@ def environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import escape
 
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("bertscope.views.page"),
         autoescape=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # not Markup, which is a subclass
@@ -28,8 +28,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    made.filters |= {
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    templates.filters |= {
         "shown": shown_columns,
         "lines": lambda text: escape(visible_lines(text)),
         "cell": _cell,
@@ -39,8 +39,8 @@ def environment() -> Environment:
         "name": lambda text: markup(breakable_html(text)),
         "whole": lambda text: markup(unbroken_html(text)),
     }
-    made.globals["palette"] = declarations
-    return made
+    templates.globals["palette"] = declarations
+    return templates
 
 
 def _branched(text: str) -> tuple[int, str]:
@@ -54,9 +54,9 @@ def _cell(row: Any, column: Column) -> dict[str, Any]:
     text, value, exact = column.text(row), None, ""
     if column.right:
         value = unit_value(text)
-        found = [read(row) for read in column.csv.values()]
-        if value is not None and len(found) == 1 and type(found[0]) is int:
-            value, exact = found[0], count_text(found[0])
+        values = [read(row) for read in column.csv.values()]
+        if value is not None and len(values) == 1 and type(values[0]) is int:
+            value, exact = values[0], count_text(values[0])
     return {"text": text, "value": value, "exact": exact}
 
 
@@ -68,8 +68,8 @@ def _command(text: str) -> Any:
     for word in text.split(" "):
         is_value = not word.startswith("-") and parts and parts[-1].startswith("-") and " " not in parts[-1]
         parts[-1:] = [f"{parts[-1]} {word}"] if is_value else [*parts[-1:], word]
-    words = (Markup("<span>{}</span>").format(visible(part)) for part in parts)
-    return Markup("<code>{}</code>").format(Markup(" ").join(words))
+    spans = (Markup("<span>{}</span>").format(visible(part)) for part in parts)
+    return Markup("<code>{}</code>").format(Markup(" ").join(spans))
 
 
 def _share(text: str) -> float | None:
