@@ -270,17 +270,14 @@ class Overhead(Record, kw_only=False):
 
 
 def overhead(run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None) -> Overhead:
-    """Return the memory that tensors cannot use; `context_bytes` instead of what is known of the GPU."""
+    """Return the memory that tensors cannot use; `context_bytes` instead of what is known of the GPU.
+
+    Without a known GPU the context is the range over all GPUs.
+    """
     is_cuda = run_config.device == "cuda"
     workspaces = workspace_bytes(run_config, capability(known) if known else None) if is_cuda else 0
-    if context_bytes is not None or not is_cuda:
-        size = context_bytes or 0
-        return Overhead(workspaces, ByteRange(low_bytes=size, high_bytes=size))
-    return Overhead(workspaces, context_of(known))
-
-
-def context_of(gpu: Gpu | None) -> ByteRange:
-    """Return the CUDA context of a GPU; without a known one the range over all GPUs."""
-    is_known = gpu is not None and gpu.context_high_bytes
-    low, high = (gpu.context_low_bytes, gpu.context_high_bytes) if gpu and is_known else CONTEXT_BYTES
-    return ByteRange(low_bytes=low, high_bytes=high)
+    low = high = context_bytes or 0
+    if context_bytes is None and is_cuda:
+        is_measured = known is not None and known.context_high_bytes
+        low, high = (known.context_low_bytes, known.context_high_bytes) if known and is_measured else CONTEXT_BYTES
+    return Overhead(workspaces, ByteRange(low_bytes=low, high_bytes=high))

@@ -24,6 +24,14 @@ from bertscope.units import FP32
 
 _CONSTANTS = ("INFERENCE", "MODEL", "PLAIN", "TORCH_DTYPES", "TRAINER", "TRAINING")  # that `training_loop` names
 _STEPS = 3  # the first makes the optimizer's state, the second leaves what the third finds
+# What a script may call -> its import.
+_IMPORTS = {
+    "deepcopy(": "from copy import deepcopy",
+    "autocast_each_forward(": "from bertscope.memory.step import autocast_each_forward",
+    "losses.": "from bertscope.tracing import losses",
+    "bertscope.memory.optimizers.": "import bertscope.memory.optimizers",
+    "freeze(": "from bertscope.tracing.module_tree import freeze",
+}
 _LOSSES = ("label", "positions")  # in the names of inputs with which a class computes its loss
 
 
@@ -38,19 +46,12 @@ def loop_script(source: ModelSource, run: RunConfig) -> str:
         raise SelectionError(f"{option} shows a loss in a loop that frees outputs, such as {name_of('loop')} trainer")
     model, batch = _model(source.require(option), run)
     has_loss = any(part in name for name in batch for part in _LOSSES)
-    parts = ["import copy", ""] if run.waiting_batches else []
-    parts += ["import torch", "", "import bertscope"]
-    parts += ["from bertscope.memory.step import autocast_each_forward"] if _has_separate_autocast(run) else []
-    parts += ["from bertscope.tracing import losses"] if run.loss != MODEL else []
-    parts += ["from bertscope.tracing.module_tree import freeze"] if run.freeze else []
-    parts += ["", *model, *_optimizer(run)]
+    parts = [*model, *_optimizer(run)]
     parts += ["", "torch.set_grad_enabled(False)"] if run.mode == INFERENCE else []
-    return "\n".join([*parts, "", f"for step in range({_STEPS}):", indent(_loop(run, has_loss), "    "), ""])
-
-
-def _has_separate_autocast(run: RunConfig) -> bool:
-    """Return True for a loss of several forward passes, each of which is in a block of autocast."""
-    return run.autocast is not None and run.loss != MODEL
+    parts += ["", f"for step in range({_STEPS}):", indent(_loop(run, has_loss), "    "), ""]
+    text = "\n".join(parts)
+    imports = [line for name, line in _IMPORTS.items() if name in text]
+    return "\n".join(["import torch", "", "import bertscope", *imports, "", text])
 
 
 def _loop(run: RunConfig, has_loss: bool) -> str:
@@ -141,8 +142,8 @@ def _model(source: BertSource, run: RunConfig) -> tuple[list[str], list[str]]:
         lines += [f"{base}.base_model.hides_positions = False  # the mask has only ones"]
     dtype = "" if run.dtype in (STORED, FP32.name) else f".to({TORCH_DTYPES[run.dtype]})"
     lines += [f"model = model{dtype}.to({run.device!r}).train({run.mode != INFERENCE})"]
-    if _has_separate_autocast(run):
-        lines += [f"autocast_each_forward(model, {run.device!r}, {TORCH_DTYPES[run.autocast or '']})"]
+    if run.autocast is not None and run.loss != MODEL:  # a loss of several forward passes
+        lines += [f"autocast_each_forward(model, {run.device!r}, {TORCH_DTYPES[run.autocast]})"]
     inputs = meta_inputs(model, run)
 
     def values(name: str, like: Any) -> str:
@@ -162,7 +163,7 @@ def _model(source: BertSource, run: RunConfig) -> tuple[list[str], list[str]]:
         of_texts = ['for mask in batch["attention_mask"]:', f"    mask{hidden}"]
         lines += of_texts if run.loss != MODEL else [f'batch["attention_mask"]{hidden}']
     if run.waiting_batches:
-        lines += [f"waiting = [copy.deepcopy(batch) for _ in range({run.waiting_batches})]  # of the data loader"]
+        lines += [f"waiting = [deepcopy(batch) for _ in range({run.waiting_batches})]  # of the data loader"]
     return lines, list(inputs)
 
 
@@ -171,9 +172,8 @@ def _optimizer(run: RunConfig) -> list[str]:
     if row is None or run.mode != TRAINING:
         return []
     module = "torch.optim" if row.in_torch else "bertscope.memory.optimizers"
-    lines = [] if row.in_torch else [f"import {module}"]
     arguments = "".join(f", {name}={value!r}" for name, value in {"lr": 1e-4, **run.optimizer_arguments}.items())
-    lines += [f"optimizer = {module}.{row.class_name}(model.parameters(){arguments})"]
+    lines = [f"optimizer = {module}.{row.class_name}(model.parameters(){arguments})"]
     if run.grad_scaler:
         lines += [f"scaler = torch.amp.GradScaler({run.device!r})"]
     if run.ema:

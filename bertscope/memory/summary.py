@@ -8,9 +8,9 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from bertscope.gpus import Gpu, capability, card_threads, sdpa_kernel
+from bertscope.gpus import Gpu, card_threads, sdpa_kernel
 from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
-from bertscope.memory.kernel_rules import by_thread, context_of, workspace_bytes
+from bertscope.memory.kernel_rules import by_thread, overhead
 from bertscope.memory.trace import Collective, MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.reports.json import not_negative, typed
@@ -205,15 +205,14 @@ def device_cost(trace: MemoryTrace, run_config: RunConfig, gpu: Gpu | None = Non
     """Return the fields of a cost that a CUDA device adds, of a GPU or of any; none for the CPU."""
     if run_config.device != "cuda":
         return {}
-    workspaces = workspace_bytes(run_config, capability(gpu) if gpu else None)
-    allocated, reserved = allocator_bytes(trace, run_config, workspaces)
-    context = context_of(gpu)
+    room = overhead(run_config, None, gpu)
+    allocated, reserved = allocator_bytes(trace, run_config, room.workspace_bytes)
     return {
         "max_allocated_bytes": allocated,
-        "workspace_bytes": workspaces,
+        "workspace_bytes": room.workspace_bytes,
         "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
-        "context": context,
-        "gpu_bytes": reserved + context.high_bytes,
+        "context": room.context,
+        "gpu_bytes": reserved + room.context.high_bytes,
     }
 
 
