@@ -40,7 +40,7 @@ _Run = tuple[Unit | None, range, list[int]]  # of events: their unit, how far it
 
 
 def with_copies(trace: MemoryTrace, path: str, copies: Copies) -> MemoryTrace:
-    """Return the trace of a model with copies of the layers at `path`, from a trace of few layers."""
+    """Return the trace with copies of the layers at `path`."""
     return _Repetition(trace, path, copies).trace()
 
 
@@ -230,7 +230,7 @@ def same_events(one: MemoryTrace, other: MemoryTrace) -> bool:
 
 
 def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
-    """Return the trace in the loop of the run, from one in which outputs and loss are freed as soon as possible.
+    """Return the trace in the run's loop, from one in which outputs and loss are freed as soon as possible.
 
     The blocks that a variable of the loop refers to are freed when the next forward has returned, not before. Until
     then the blocks of the step before are state.

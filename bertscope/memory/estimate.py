@@ -51,7 +51,7 @@ _ENCODERS, _LOWEST, _HIGHEST = 10, 0.6, 1.1
 
 
 class MemoryTraces:
-    """The memory traces of one source, with a cache of runs and of what is verified for a kind of run."""
+    """Traces one source on fake tensors; it caches runs, and what was verified for each kind of run."""
 
     def __init__(self, source: ModelSource) -> None:
         self.source = source
@@ -73,11 +73,11 @@ class MemoryTraces:
         return self._finished(self._repeated(short, run_config, RAN), run_config)
 
     def scalable_trace(self, run_config: RunConfig) -> MemoryTrace | None:
-        """Return the memory of a step as a function of the batch; None if its events change with the batch.
+        """Return a step's memory as a function of the batch; None if its events change with the batch.
 
-        With a loss of mini-batches it is a function of the examples after the first one. If layers may repeat, the run
-        of the larger batch has one unit of them more than the other: the two verify both, that layers repeat and that
-        bytes grow evenly.
+        With mini-batches it is a function of the examples after the first one. If layers may repeat, the run with the
+        larger batch has one unit more than the other: the two verify both, that layers repeat and that bytes grow
+        evenly.
         """
         if run_config.compile:
             return None  # the batch decides inductor's program
@@ -125,7 +125,7 @@ class MemoryTraces:
         return stacks if runs_twice else ()
 
     def _shallow(self, run_config: RunConfig, units: int) -> MemoryTrace:
-        """Return the trace of a model of which each run of equal layers has at most that many units.
+        """Trace a model in which each run of equal layers has at most that many units.
 
         Nothing outlives its use in it.
         """
@@ -173,7 +173,7 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
 def estimate(
     module: nn.Module, inputs: Any, run_config: RunConfig, *, loss: Loss | None = None, name: str | None = None
 ) -> MemoryReport:
-    """Estimate the memory of a step of any module, without allocating it or changing the module.
+    """Estimate how much memory a step takes with any module, without allocating it or changing the module.
 
     `inputs` is a tensor, a tuple, or a dictionary of keyword arguments, real or on meta. Backward starts from
     `loss(module, inputs)`; by default from the output's loss, or the sum of its first tensor. The module determines
@@ -190,7 +190,7 @@ def estimate(
 def module_memory(
     module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None
 ) -> tuple[Memory, tuple[Note, ...]]:
-    """Return the memory of a step of any module, and a note on what is not counted."""
+    """Return the memory that a step takes with any module, and a note on what is not counted."""
     with running_module(type(module).__name__, module, "fake tensors"):
         trace = in_loop(module_trace(module, inputs, run_config, loss), run_config)
     memory = estimated(trace, run_config, row_paths(module))
@@ -200,7 +200,7 @@ def module_memory(
 def module_trace(
     module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None, layer_path: str = ""
 ) -> MemoryTrace:
-    """Return the trace of a step of any module, of one rank of a job; its layers are at `layer_path`.
+    """Trace a step with any module, on one rank of a job; its layers are at `layer_path`.
 
     Nothing outlives its use in it; `in_loop` adds what does. A note says which modules are compiled unless the run says
     it, and why a step that torch does not compile on fake tensors is eager.

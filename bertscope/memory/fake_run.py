@@ -94,7 +94,7 @@ def block_of(log: RunLog, number: int, part: str, variable: str = "", stream: st
 
 
 def events_of(log: RunLog, numbers: Iterable[int], block: Callable[[int], Block]) -> Iterator[MemoryEvent]:
-    """Yield these events of a log as rows of a memory trace; `block` returns the origin of a block."""
+    """Yield these events of a log as memory events; `block` returns a block's origin."""
     for event in map(log.events.__getitem__, numbers):
         number = max(event.block, ~event.block)
         size, position = log.blocks[number].size_bytes, event.position
@@ -139,10 +139,10 @@ class StepLog(RunLog):
         self.collectives.clear()
 
     def mark(self, position: Position, operator: str, paths: Iterable[str], counts: Iterable[int]) -> None:
-        """Mark a place by an event of no bytes for each path, with a number of elements.
+        """Mark a position by a zero-byte event for each path, with a number of elements.
 
-        That is the return of the model's forward; the parameters with a gradient, before their update; and the tensors
-        that are stacked or concatenated, by their parameters or buffers.
+        Marked are where the model's forward returns; parameters with a gradient, before their update; and tensors that
+        are stacked or concatenated, by their parameters or buffers.
         """
         for path, count in zip(paths, counts, strict=True):
             origin = Block(_TEMPORARY, path, operator, (count,), "", position.recomputation > 0)

@@ -114,10 +114,10 @@ def fewest_report(
 ) -> FitReport:
     """Return, for each strategy, the fewest ranks whose batches add up to `total`, and a variant that fits on them.
 
-    The batch of a rank is `total` by the number of ranks, rounded up. The variant that needs the least memory decides
-    the number of ranks. The row with the fewest ranks is first, with the cheapest variant. No further strategy is tried
-    once one needs only the least number of ranks, or the next one where the least is not enough. A strategy is given
-    for any number of ranks; by default each that is searched.
+    Each rank has `total` by the number of ranks, rounded up. The variant that needs the least memory decides how many
+    ranks there are. The row with the fewest ranks is first, with the cheapest variant. No further strategy is tried
+    once one needs only the least number of ranks, or the next one where the least is not enough. `strategies` may have
+    any number of ranks; by default all are tried that `fit` searches.
     """
     rows: list[FitRow] = []
 
@@ -151,7 +151,7 @@ def fewest_report(
 
 
 def _fewest(simulator: Simulator, on: Callable[[int], RunConfig], world_sizes: Sequence[int]) -> int:
-    """Return the number of the first of the sizes of a job on which the run fits; the number of sizes without one."""
+    """Return the index of the fewest ranks on which the run fits, `len(world_sizes)` if it fits on none."""
 
     def is_short(number: int) -> bool:
         return simulator.answer(on(world_sizes[number])) != YES
@@ -162,7 +162,7 @@ def _fewest(simulator: Simulator, on: Callable[[int], RunConfig], world_sizes: S
 
 
 def _expected(simulator: Simulator, on: Callable[[int], RunConfig], world_sizes: Sequence[int]) -> int:
-    """Return the number of the first size on which the tensors should fit, the last one if they do on none.
+    """Return the index of the fewest ranks on which the tensors should fit, the last one if they do on none.
 
     It is taken from the trace on two ranks, scaled to each batch, whose shares of the state are made as small as those
     on more ranks.

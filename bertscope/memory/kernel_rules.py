@@ -1,4 +1,4 @@
-"""The memory that kernels and libraries take besides their results, as functions of whole numbers, without torch.
+"""The memory that kernels and libraries take besides their results: functions on integers, without torch.
 
 The temporary memory of some kernels does not grow evenly with the batch. A memory trace keeps the numbers of a rule,
 which do, so that the bytes are known at each batch. A CUDA device has cuBLAS's workspaces and its context besides.
@@ -54,7 +54,7 @@ class Scratch(NamedTuple):
 
 
 def layer_norm_bytes(width: int, rows: int, itemsize: int, copied: int) -> int:
-    """Return the bytes of the partial sums of weight and bias, and of copies: many rows are summed in blocks of 32.
+    """Return the bytes for partial sums of weight and bias and for copies: many rows are summed in blocks of 32.
 
     Source: LaunchGammaBetaBackwardCUDAKernel of layer_norm_kernel.cu. It sums so only if the width is small for the
     GPU; its number of processors is not known here.
@@ -135,9 +135,9 @@ RULES: dict[str, Callable[..., int]] = {
 
 @lru_cache(maxsize=4096)
 def onednn_scratchpad_bytes(batch: int, rows: int, columns: int, depth: int, is_transposed: int, threads: int) -> int:
-    """Return the bytes of oneDNN's scratchpad for a product of a matrix of rows x depth and one of depth x columns.
+    """Return oneDNN's scratchpad bytes for a product (rows, depth) x (depth, columns), or a batch of products.
 
-    Or of a batch of them; 0 if other kernels compute it. `is_transposed` is the left matrix.
+    Other kernels compute it if they are 0. `is_transposed` says how the left matrix lies.
     """
     if batch * rows * depth * columns <= _LEAST_OF_ONEDNN:
         return 0
@@ -227,7 +227,7 @@ def workspace_bytes(run_config: RunConfig, compute_capability: tuple[int, int] |
 
 
 def lt_bytes(run_config: RunConfig) -> int:
-    """Return the bytes of cuBLASLt's workspace that stays allocated: of every product, or of none."""
+    """Return the bytes that cuBLASLt's workspace keeps allocated for every product."""
     return LT_WORKSPACE_BYTES if run_config.torch_version >= _LT_FROM else 0
 
 

@@ -111,10 +111,10 @@ def _common_dtype(first: torch.Tensor, second: Any) -> torch.dtype:
 
 
 def _attention_backward_bytes(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> int:
-    """Return the bytes of the scores and of their gradients of each thread, of a row of sums, and of a copy.
+    """Return the bytes for scores and their gradients in each thread, a row of sums, and a copy.
 
     The gradient is copied if its heads do not lie side by side. In 16 bits, oneDNN may compute the products that add
-    to the gradients of query, key and value, with a factor of 4 bytes. The sums and oneDNN's scratchpad are of
+    to the gradients of query, key and value, with a factor of 4 bytes. The sums and oneDNN's scratchpad count for
     one thread, as torch's profiler sees no other. Source: cpu_flash_attention_backward, as above.
     """
     (queries, keys), width = _attention_block(query, key), query.shape[-1]
@@ -145,7 +145,7 @@ def contiguous_bytes(operator: Any, args: Any) -> int:
 
 
 def _product_scratch(left: torch.Tensor, right: torch.Tensor) -> int | Scratch:
-    """Return the temporary bytes of a product of two matrices, or of two batches of matrices.
+    """Return the temporary bytes for a product of two matrices or two batches.
 
     oneDNN computes it, with a scratchpad (kernel_rules.py). The bytes are exact for CPUs with AVX-512 for bf16 and
     without AMX. On other CPUs, and in fp16, only the copies that torch makes are counted. Source of which products
@@ -217,8 +217,8 @@ def kernel_for(
 def attention(chosen: Callable[[torch.dtype], str], device: str = "cpu") -> Callable[..., torch.Tensor]:
     """Return a replacement of torch.nn.functional.scaled_dot_product_attention that dispatches CUDA's kernels.
 
-    `chosen` returns the kernel that is asked for with queries of a dtype; `device` is the type of fake tensors that it
-    takes, of others torch's own function runs.
+    `chosen` returns the kernel that is requested for a query dtype. Tensors on another device type than `device` go to
+    torch's own function.
     """
     original = torch.nn.functional.scaled_dot_product_attention
 
@@ -395,7 +395,7 @@ def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flash_attn_scratch(name: str, args: Any) -> int | Scratch:
-    """Return the temporary bytes of the backward pass of flash-attn: sums of gradients in fp32, and expanded keys.
+    """Return the temporary bytes of flash-attn in backward: gradient sums in fp32, and expanded keys.
 
     Source: mha_bwd and mha_varlen_bwd, csrc/flash_attn/flash_api.cpp (2.8) and hopper/flash_api.cpp (3, on Hopper).
     """

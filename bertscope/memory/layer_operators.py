@@ -28,7 +28,7 @@ _UNITS = 2  # of layers that run: the first may do what the others do not, such 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """The costs of one layer of a list in a step; all layers of the list count as equal."""
+    """What one layer costs in a step; all layers in its list count as equal."""
 
     path: str
     layer_paths: tuple[str, ...]
@@ -50,7 +50,7 @@ class LayerCosts:
 
 
 def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
-    """Return the costs of the layers of each list of the model, from a run of few layers on fake tensors."""
+    """Return what the layers in each list cost, from a run of few layers on fake tensors."""
     counts = {stack.field: len(stack.few(_UNITS)) for stack in layer_stacks(source)}
     lists = layer_lists(source.build())
     deep = {path: layers for path, layers in lists.items() if len(layers) > 1} or lists

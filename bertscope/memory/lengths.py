@@ -236,7 +236,7 @@ class LengthSteps:
         return replace(row, cost=replace(row.cost, time=self._time(row)))
 
     def _time(self, row: LengthsRow) -> StepTime | None:
-        """Return the time of an epoch: the time of a step of mean length, by the FLOPs of both."""
+        """Return the time of an epoch from a step of mean length, scaled by FLOPs."""
         mean = self.data.tokens / self.data.total / (1 - row.padding)
         seq = min(self.traced, key=lambda traced: abs(traced - mean))
         run = replace(self.padded, batch=max(round(self.data.total / row.batches), 1), seq=seq)

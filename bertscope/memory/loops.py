@@ -147,7 +147,7 @@ def _model(source: BertSource, run: RunConfig) -> tuple[list[str], list[str]]:
     inputs = meta_inputs(model, run)
 
     def values(name: str, like: Any) -> str:
-        """Return the expression of an input, or of the list of those of the texts."""
+        """Return the expression that makes an input; it makes a list if there are several texts."""
         if isinstance(like, list):
             return f"[{values(name, like[0])} for text in range({len(like)})]"
         shape, high = tuple(like.shape), below(base_model_of(model), run, name)

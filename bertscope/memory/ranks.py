@@ -94,7 +94,7 @@ def _zero_runs(model: nn.Module, parallelism: Parallelism) -> Iterator[tuple[int
 
 
 def zero_shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the numbers of the parameters of these sizes that each rank updates, in the order of its update.
+    """Return the indices of the parameters that each rank updates, in the order of its update.
 
     The largest one that is left goes to the rank with the fewest numbers. Ranks behind the last one update nothing.
     """
@@ -168,7 +168,7 @@ def units_text(model: nn.Module, parallelism: Parallelism, path: str) -> str:
 
 
 def parallelize(model: nn.Module, layers: list[nn.Module], parallelism: Parallelism, meshes: Meshes) -> None:
-    """Divide the parameters of a model among the ranks: of each layer, then of what is left.
+    """Divide the parameters among the ranks: layer by layer, then what is left.
 
     The model changes: the parameters become DTensors, which hold the part of this rank. DDP leaves the parameters
     as they are. Raises SelectionError for a model that the strategy cannot divide.
@@ -225,7 +225,7 @@ def divided_shape(path: str, shape: tuple[int, ...], layer_path: str, ranks: int
 
 
 def bucket_sizes(model: nn.Module) -> list[int]:
-    """Return the bytes of the buckets into which DDP puts the gradients of a model, the first one first.
+    """Return the bytes of each bucket into which DDP puts gradients, the first one first.
 
     A bucket ends when it reaches its limit; tensors of different dtypes or devices are never in one.
     """
@@ -317,7 +317,7 @@ def _with_buckets(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _equal_parts(input: torch.Tensor, chunks: int, dim: int = 0) -> tuple[torch.Tensor, ...]:
-    """Return the parts of torch.chunk, the ones of equal size first, and an empty one for each that it leaves out.
+    """Return what torch.chunk returns, equal parts first, and an empty part for each that it leaves out.
 
     All parts of equal size are one tensor, and so are the empty ones: FSDP divides each parameter by all ranks, which
     takes minutes for thousands of them.
@@ -349,7 +349,7 @@ def without_broadcasts(trace: MemoryTrace) -> MemoryTrace:
 
 
 def with_update(trace: MemoryTrace, params: Sequence[tuple[str, nn.Parameter]], run_config: RunConfig) -> MemoryTrace:
-    """Return the memory of a rank from the memory of an idle one; `params` are all of the model with their paths."""
+    """Return what a rank needs from what an idle rank needs; `params` are all parameters with their paths."""
     ranks, rank = run_config.parallelism.world_size, run_config.parallelism.rank
     calls = [(call._replace(ranks=ranks), slope) for call, slope in trace.calls]
     marks = {number for number, first_place in enumerate(trace.places) if first_place[2] == UPDATE}

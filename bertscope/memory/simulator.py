@@ -84,9 +84,9 @@ class Simulator:
     def limited(
         self, run_config: RunConfig, memory: int | Gpu, context_bytes: int | None = None, margin: float = 0.0
     ) -> Simulator:
-        """Return a simulator of such runs in a budget of bytes or on a GPU, with all that is known here.
+        """Return a simulator that knows the same, for runs under a budget in bytes or on a GPU.
 
-        `context_bytes` are instead of what is known of the GPU's context; a step that fits leaves the `margin` free.
+        `context_bytes` replaces what is known about the GPU's context; a step that fits leaves the `margin` free.
         """
         gpu = memory if isinstance(memory, Gpu) else None
         return self._changed(
@@ -245,7 +245,7 @@ class Simulator:
         return max(self.needed_bytes(run_config) - self.usable_bytes, 0)
 
     def missing_bytes(self, run_config: RunConfig) -> int:
-        """Return how many bytes the requests of a run lack: of the tensors, or of the allocator's segments."""
+        """Return how many bytes a run lacks for its tensors, or else for the allocator's segments."""
         return self.excess_bytes(run_config) or self._served(run_config).missing_bytes
 
     def _replayed(self, run_config: RunConfig) -> Allocator:

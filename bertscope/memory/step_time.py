@@ -156,7 +156,7 @@ def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
 
 
 def _counted(log: Sequence[Call]) -> CardWork:
-    """Return the work of operators: of a matrix product its FLOPs, and of any other its bytes."""
+    """Return the work of operators: FLOPs for matrix products, bytes for all others."""
     flops: Counter[str] = Counter()
     moved_bytes, calls = 0, 0
     for call in log:

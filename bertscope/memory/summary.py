@@ -191,10 +191,9 @@ def estimated(trace: MemoryTrace, run_config: RunConfig, rows: Mapping[str, str]
 def allocator_bytes(
     trace: MemoryTrace, run_config: RunConfig, workspaces: int, history: str = MOVED
 ) -> tuple[int, int]:
-    """Return the peaks of the allocated and the reserved bytes of the simulated allocator, workspaces included.
+    """Return the peak allocated and peak reserved bytes in the simulated allocator, workspaces included.
 
-    The allocated bytes are of the last step, the reserved ones of all steps; `history` says what the process did before
-    them.
+    Allocated bytes count in the last step, reserved bytes in all steps; `history` says what the process did before.
     """
     run = requests(trace, by_thread(run_config, workspaces))
     allocator = replayed(run, expandable_segments=run_config.expandable_segments, history=history)
@@ -202,7 +201,7 @@ def allocator_bytes(
 
 
 def device_cost(trace: MemoryTrace, run_config: RunConfig, gpu: Gpu | None = None) -> dict[str, Any]:
-    """Return the fields of a cost that a CUDA device adds, of a GPU or of any; none for the CPU."""
+    """Return the fields that a CUDA device, a GPU or any, adds to a cost; none for the CPU."""
     if run_config.device != "cuda":
         return {}
     room = overhead(run_config, None, gpu)
@@ -282,7 +281,7 @@ def traffic(
     parallelism: Parallelism,
     micro_batches: int = 1,
 ) -> tuple[TrafficRow, ...]:
-    """Return the traffic of a step of that many micro-batches, from the collectives of one and of the optimizer step.
+    """Return the traffic in a step, from the collectives in one micro-batch and in the optimizer step.
 
     `rows` gives the row of each module's path. DDP reduces gradients not by module but in buckets, which are one row;
     `bucket_count` is their number.

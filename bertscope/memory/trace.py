@@ -1,4 +1,4 @@
-"""The memory of a step as columns: its blocks, and in their order their allocations and frees.
+"""The memory of a step in columns: its blocks, and their allocations and frees in order.
 
 Runs on fake tensors, profiler runs and runs on a CUDA device record the same trace, so that the same code
 reports an estimate and a measurement. A trace has no addresses: equal blocks are interchangeable.
@@ -295,7 +295,7 @@ class MemoryTrace:
     # ---- blocks and their order ----
 
     def matched(self) -> Iterator[tuple[int, int]]:
-        """Yield the number of each event, and the number of its block or the complement of one that is freed.
+        """Yield each event's number with its block's number, or the complement where the block is freed.
 
         The blocks before the step have the first numbers. A trace does not say which of several equal blocks is freed:
         it is assumed to be the newest.
@@ -320,7 +320,7 @@ class MemoryTrace:
         return order
 
     def _by_allocation(self) -> list[int]:
-        """Return the numbers of the events, of consecutive frees of a phase in the order of their allocations."""
+        """Return the events' numbers; consecutive frees in a phase are in the order of their allocations."""
         kinds, phases = self.kinds, [where[0] for where in self.layout.places]
 
         def run(event: int) -> str:
