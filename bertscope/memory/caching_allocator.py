@@ -166,7 +166,12 @@ class Allocator:
             if block.is_mapped:
                 self._remove(block)
             else:
-                self._map(block, mapped)
+                unmapped = self.unmapped[pool]
+                del unmapped[bisect_left(unmapped, (block.address,))]
+                if mapped < block.size:
+                    rest = block.split(mapped)
+                    insort(unmapped, (rest.address, rest))
+                block.is_mapped = True
             if block is not first:
                 first.absorb_next()
         if first.after is not None and first.after.is_free:
@@ -191,14 +196,6 @@ class Allocator:
             if missing <= 0:
                 break
         return blocks, pages  # the last unmapped block has room for everything
-
-    def _map(self, block: SegmentBlock, size: int) -> None:
-        unmapped = self.unmapped[block.pool]
-        del unmapped[bisect_left(unmapped, (block.address,))]
-        if size < block.size:
-            rest = block.split(size)
-            insort(unmapped, (rest.address, rest))
-        block.is_mapped = True
 
     def free(self, block: SegmentBlock) -> None:
         """Free a block and merge it with free neighbours."""
@@ -428,11 +425,7 @@ _ITEMS = 1000  # for one instruction of a pickle, as in the standard library
 
 def snapshot(trace: MemoryTrace) -> bytes:
     """Return the pickle that `torch.cuda.memory._dump_snapshot` would write for the step, with invented addresses."""
-    entries = list(_entries(trace))
-    return pickled({"segments": [], "device_traces": [entries]})
-
-
-def _entries(trace: MemoryTrace) -> Iterator[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
     addresses: dict[int, int] = {}  # of the blocks by number
     next_address = _STEP
     before = [MemoryEvent(size, block, "before the step", "", "") for block, size in trace.state]
@@ -446,8 +439,9 @@ def _entries(trace: MemoryTrace) -> Iterator[dict[str, Any]]:
         names = (block.operator or "(before the step)", block.path or "(model)", f"{block.part}, {phase}")
         frames = [{"name": name, "filename": "", "line": 0} for name in names]
         for action in ("alloc",) if number >= 0 else ("free_requested", "free_completed"):
-            yield {"action": action, "addr": addresses[max(number, ~number)], "size": abs(size), "stream": 0,
-                   "frames": frames, "time_us": time}  # fmt: skip
+            entries.append({"action": action, "addr": addresses[max(number, ~number)], "size": abs(size), "stream": 0,
+                            "frames": frames, "time_us": time})  # fmt: skip
+    return pickled({"segments": [], "device_traces": [entries]})
 
 
 def pickled(value: Any) -> bytes:

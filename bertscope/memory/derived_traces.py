@@ -237,7 +237,12 @@ def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
     """
     kinds, places = list(trace.kinds), [*trace.places, (FORWARD, "", "")]
     waiting = [number for number in trace.held if kinds[number].block.part == "inputs"] * run_config.waiting_batches
-    returned = _return_of_forward(trace)
+    positions = trace.layout.places
+    returns = [event for event, where in enumerate(positions) if where[2] == RETURN]  # without a mark its allocations
+    returns = returns or [
+        event for event, where in enumerate(positions) if where[0] == FORWARD and trace.changes[event] >= 0
+    ]
+    returned = (returns or [0])[-1]
 
     @cache
     def changed(number: int, variable: str, part: str) -> int:
@@ -276,16 +281,6 @@ def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
     if run_config.torch_version < _SOFTMAX_INPUT_BEFORE:
         trace = _with_softmax_inputs(trace)
     return _zeroed_between(trace) if run_config.zeroes_between and not run_config.has_gradients_before else trace
-
-
-def _return_of_forward(trace: MemoryTrace) -> int:
-    """Return the number of the event at which forward returns: its mark, else its last allocation."""
-    places = trace.layout.places
-    returns = [event for event, where in enumerate(places) if where[2] == RETURN]
-    returns = returns or [
-        event for event, where in enumerate(places) if where[0] == FORWARD and trace.changes[event] >= 0
-    ]
-    return (returns or [0])[-1]
 
 
 def _with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:

@@ -44,9 +44,12 @@ _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
 
 def rank_groups(model: nn.Module, parallelism: Parallelism, layer_path: str = "") -> tuple[RankGroup, ...]:
     """Return the ranks in groups that update the same number of the model's trained parameters."""
-    runs = (
-        _zero_runs(model, parallelism) if parallelism.row.divides_optimizer else _runs(model, parallelism, layer_path)
-    )
+    runs = _runs(model, parallelism, layer_path)  # how many ranks follow each other with a number of parameters
+    if parallelism.row.divides_optimizer:
+        sizes = [param.numel() for _, param in all_parameters(model) if param.requires_grad]
+        shares = zero_shares(sizes, parallelism.world_size)
+        without_share = (parallelism.world_size - len(shares), 0)
+        runs = iter([*((1, sum(map(sizes.__getitem__, share))) for share in shares), without_share])
     groups: list[RankGroup] = []
     first = 0
     for count, run in groupby((run for run in runs if run[0]), key=itemgetter(1)):
@@ -83,14 +86,6 @@ def _rows(shape: tuple[int, ...], rank: int, ranks: int) -> int:
     rows = shape[0] if shape else 1
     most = -(-rows // ranks)
     return min(most, max(rows - rank * most, 0))
-
-
-def _zero_runs(model: nn.Module, parallelism: Parallelism) -> Iterator[tuple[int, int]]:
-    """Yield each rank with its share; ranks without a parameter are one run."""
-    sizes = [param.numel() for _, param in all_parameters(model) if param.requires_grad]
-    shares = zero_shares(sizes, parallelism.world_size)
-    yield from ((1, sum(sizes[number] for number in share)) for share in shares)
-    yield parallelism.world_size - len(shares), 0
 
 
 def zero_shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:

@@ -242,7 +242,7 @@ class ModelStep:
                 key = storage_key(tensor)
                 if key not in seen and tensor.untyped_storage().nbytes():
                     seen.add(key)
-                    yield Block(part, path, "", tuple(tensor.shape), dtype_name(tensor)), tensor
+                    yield Block(part, path, "", tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")), tensor
 
     def _state_tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         for path, parameter in self.model.named_parameters():
@@ -301,11 +301,6 @@ def _in_fp32(output: Any) -> Any:
 def waiting_inputs(inputs: dict[str, Any], run_config: RunConfig) -> tuple[dict[str, Any], ...]:
     """Return the inputs of the micro-batches that the run's loop has in memory before their turn."""
     return tuple(deepcopy(inputs) for _ in range(run_config.waiting_batches))
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    """Return the dtype of a tensor, such as `float32`."""
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def run_model(

@@ -154,23 +154,18 @@ def _timeline(trace: MemoryTrace) -> Iterator[Sample]:
         return
     sums = trace.parts_after(-1)
     yield Sample(phase=layout.places[0][0], parts=Parts(**sums))
-    live = trace.live_bytes()
-    chosen = sorted({*_highest(live, max(len(live) // SAMPLES, 1)), *(moment.index for moment in trace.peaks())})
-    begun = 0
-    for index in chosen:
+    live, chosen, begun = trace.live_bytes(), {moment.index for moment in trace.peaks()}, 0
+    width = max(len(live) // SAMPLES, 1)
+    for start in range(0, len(live), width):
+        interval = live[start : start + width]
+        chosen |= {start + interval.index(max(interval)), start + len(interval) - 1}
+    for index in sorted(chosen):
         if index >= begun:  # not before the first event
             for part, size in zip(layout.parts[begun : index + 1], trace.sizes[begun : index + 1], strict=True):
                 sums[part] += size
             begun = index + 1
             phase, path, operator = layout.places[index]
             yield Sample(phase=phase, parts=Parts(**sums), path=path, operator=operator)
-
-
-def _highest(live: list[int], width: int) -> Iterator[int]:
-    for start in range(0, len(live), width):
-        interval = range(start, min(start + width, len(live)))
-        yield live.index(max(live[interval.start : interval.stop]), interval.start)
-        yield interval[-1]
 
 
 # ---- the report of an estimate, and on CUDA what the allocator, cuBLAS and the context add ----
