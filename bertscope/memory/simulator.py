@@ -136,10 +136,9 @@ class Simulator:
 
     def is_kept(self, run_config: RunConfig, threads: int) -> bool:
         """Return True if the cache has all that a row of a sweep needs of a run."""
-        kind = "scalable_trace" if run_config.batch >= SMALLEST else "trace"
-        needed = {"facts": _plain(run_config), kind: run_config, "flops": _counted(run_config)}
-        if kind == "scalable_trace":
-            needed[kind] = replace(run_config, batch=SMALLEST)
+        run = replace(run_config, batch=min(run_config.batch, SMALLEST))
+        kind = "scalable_trace" if run.batch == SMALLEST else "trace"
+        needed = {"facts": _plain(run_config), kind: run, "flops": _counted(run_config)}
         return all(is_saved(name, self.source, run, threads) for name, run in needed.items())
 
     def _trace(self, run_config: RunConfig) -> MemoryTrace:

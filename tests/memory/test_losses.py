@@ -206,7 +206,7 @@ def test_two_batches_give_the_memory_of_mini_batches_on_a_card(negatives):
     for batch in (4, 6, 301):
         at = replace(run, batch=batch)
         assert steps.trace(at).peak_bytes == alone.trace(at).peak_bytes
-    assert steps._grown(replace(run, batch=2)) is not None
+    assert steps.traces.scalable_trace(replace(run, batch=2)) is not None
 
 
 @pytest.mark.parametrize(("settings", "texts"), [({"loss": "mnrl"}, 2), ({"loss": "cached-mnrl:2"}, 2)], ids=str)
