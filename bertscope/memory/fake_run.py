@@ -198,7 +198,6 @@ class StepDevice(Device):
         return not (self.kind == CUDA and tensor.dim() == 0 and self.recorder.phase == OPTIMIZER)
 
     def scratch(self, operator: Any, args: Any) -> Any:
-        """Return what a kernel allocates while it runs."""
         return cuda_scratch(operator, args, self.threads) if self.kind == CUDA else cpu_scratch(operator, args)
 
 
@@ -212,11 +211,9 @@ class FakeDevice(StepDevice):
         self.has_labels = any("label" in name for name in step.inputs)  # the model's own code may select the valid ones
 
     def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
-        """Return True."""
         return True
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator on fake tensors."""
         is_update = self.recorder.phase == OPTIMIZER
         if is_update and operator is torch.ops.aten.lift_fresh.default:
             out: Any = torch.empty(args[0].shape, dtype=args[0].dtype)  # a step counter, of which no value is needed
@@ -237,7 +234,6 @@ class FakeDevice(StepDevice):
         return self.answers.value(torch.ops.aten._local_scalar_dense.default, tensor, otherwise=otherwise)
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: Any) -> int | None:
-        """Return the bytes of a result that torch's shape function gets wrong; None for any other."""
         return statistics_bytes(operator, args, number, tensor, on_cuda=self.kind == CUDA)
 
 
@@ -352,7 +348,6 @@ class StepRecorder(Recorder):
                 self.log.variables.setdefault(number, variable)
 
     def position(self) -> Position:
-        """Return where the step is."""
         path = self.owner if self.phase == OPTIMIZER else self.tracker.path()
         return Position(0, self.phase, path, self.tracker.recomputation)
 

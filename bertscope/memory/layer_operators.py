@@ -28,7 +28,7 @@ _UNITS = 2  # of layers that run: the first may do what the others do not, such 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """What one layer costs in a step; all layers in its list count as equal."""
+    """The costs of one layer in a step; all layers in its list count as equal."""
 
     path: str
     layer_paths: tuple[str, ...]
