@@ -78,18 +78,16 @@ PARSERS = all_commands()
 
 
 def options_of(command: str) -> set[tuple[object, ...]]:
-    """Return what a command is given: each option, its value if that is a word, and how many models, paths or files."""
+    """Return the command and each of its options and arguments that are given."""
     _, name, *words = shlex.split(command)
     context = PARSERS[name].make_context(name, words)
-    given = {param.name: context.params[param.name] for param in PARSERS[name].params
-             if context.get_parameter_source(param.name).name == "COMMANDLINE"}  # fmt: skip
-    are_words = {param.name for param in PARSERS[name].params if param.param_type_name == "option"}
-    return {(name, key, value if key in are_words and re.fullmatch(r"[a-z-]+", str(value)) else "")
-            for key, value in given.items()} | {(name,)}  # fmt: skip
+    given = [param.name for param in PARSERS[name].params
+             if context.get_parameter_source(param.name).name == "COMMANDLINE"]  # fmt: skip
+    return {(name, key) for key in given} | {(name,)}
 
 
 def one_for_each_option() -> list[str]:
-    """Return the commands that have an option, or a word as its value, which no other one that is run has."""
+    """Return commands until each option of each command that a page has is in one that is run."""
     run = [command for _, command, _ in sessions()]
     run += [f"bertscope {words}" for words in GALLERY.COMMANDS if words.split()[0] not in GALLERY.NOT_COMPARED]
     seen, chosen = set().union(*map(options_of, run)), []

@@ -53,17 +53,17 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "estimate of a module": ("estimate", (EQUAL,), OF_SIZE),
     "lengths": ("lengths", (SINGLE, [8, 8]), {"batch": 2}),
     "fit": ("fit", (CONFIG, "50MiB"), {"seq": 8, "precision": "fp32", "checkpointing": "none", "batch": 64}),
-    "fits": ("fits", (CONFIG,), {"gpu": "t4", "seq": 8, "precision": "fp32", "checkpointing": "none", "batch": 64}),
     "plan": ("plan", (SINGLE, "2MiB"), {"batch": 32, "seq": 8}),
-    "report": ("report", (SINGLE,), {**STEP, "fit": False, "checkpointing": "none"}),
-    "why": ("why", ("oom.txt", SINGLE), {**STEP, "checkpointing": "full"}),
     "profile": ("profile", (SINGLE,), {**STEP, "steps": 1}),
     "verify": ("verify", (CONFIG, "model.safetensors"), {}),
     "load": ("load", ("bert-tiny",), {}),
     "diff of modules": ("diff", (EQUAL, LAYERS[1]), OF_SIZE),
 }
-# Those of `tests/products.py`: functions that are above with another model or mode.
+# Those of `tests/products.py`: another model or mode, and functions that take the settings of `estimate` and `fit`.
 MORE_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "fits": ("fits", (CONFIG,), {"gpu": "t4", "seq": 8, "precision": "fp32", "checkpointing": "none", "batch": 64}),
+    "report": ("report", (SINGLE,), {**STEP, "fit": False, "checkpointing": "none"}),
+    "why": ("why", ("oom.txt", SINGLE), {**STEP, "checkpointing": "full"}),
     "flops of training": ("flops", (CONFIG,), {**STEP, "mode": "training"}),
     "estimate of inference": ("estimate", (CONFIG,), {**STEP, "mode": "inference"}),
     "estimate on a card": ("estimate", (CONFIG,), {**STEP, "gpu": "t4"}),

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import cycle
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def parse(request: pytest.FixtureRequest) -> Iterator[Callable[[dict[str, str]],
 
 
 def texts_of_every_kind(tiny) -> dict[str, str]:
-    """Every kind of diagram, architecture, kernel, position type and input; the kernels take turns."""
+    """Every kind of diagram, architecture, kernel, position type and input; kernels and position types take turns."""
     found = {}
     tiny = replace(tiny, num_hidden_layers=3, attn_implementation="eager")
     for name in CLASSES:
@@ -59,15 +59,14 @@ def texts_of_every_kind(tiny) -> dict[str, str]:
         if name in ("BertForPreTraining", "BertForMultipleChoice"):  # the others have the same forms
             found[f"class {name}"] = bertscope.diagram(model, "class")
             found[f"opened {name}"] = bertscope.diagram(model, "forward", given=Given(seq=5), depth=9)
-    for positions in ("absolute", "relative_key", "relative_key_query"):
-        decoder = replace(tiny, position_embedding_type=positions, is_decoder=True, add_cross_attention=True)
-        models = cycle(build(replace(decoder, attn_implementation=kernel)) for kernel in ("eager", "sdpa"))
-        for path in ("", "encoder", "encoder.layer.1", "encoder.layer.1.attention.self",
-                     "encoder.layer.1.crossattention.self", "embeddings", "pooler"):  # fmt: skip
-            model = next(models)
-            found[f"{path} {positions} {model.config.attn_implementation}"] = bertscope.diagram(
-                model, "forward", path, given=Given(seq=5, cache=3)
-            )
+    forms = cycle(product(("absolute", "relative_key", "relative_key_query"), ("eager", "sdpa")))
+    for path in ("", "encoder", "encoder.layer.1", "encoder.layer.1.attention.self",
+                 "encoder.layer.1.crossattention.self", "embeddings", "pooler"):  # fmt: skip
+        positions, kernel = next(forms)
+        decoder = replace(tiny, position_embedding_type=positions, attn_implementation=kernel, is_decoder=True,
+                          add_cross_attention=True)  # fmt: skip
+        report = bertscope.diagram(build(decoder), "forward", path, given=Given(seq=5, cache=3))
+        found[f"{path} {positions} {kernel}"] = report
     inner = nn.ModuleDict({"end": nn.ReLU(), "a b{c}": nn.Linear(2, 3), "class": nn.ParameterList([torch.ones(2)])})
     found["class torch"] = bertscope.diagram(nn.Sequential(nn.Linear(2, 2), nn.Sequential(inner)), "class")
     found["class TransformerEncoder"] = bertscope.diagram(nn.Transformer(4, 2, 2, 1, 8, batch_first=True), "class")
