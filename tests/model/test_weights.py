@@ -188,6 +188,14 @@ def test_layers_may_be_counted_from_the_last(tiny):
     assert bertscope.BertModel(replace(tiny, pruned_heads={-1: [0]})).config.pruned_heads == {1: (0,)}
 
 
+def test_a_block_refuses_heads_that_it_does_not_have(tiny):
+    block = bertscope.BertModel(tiny).encoder.layer[0].attention
+    for heads in ([99], [-1], [0, 1]):
+        with pytest.raises(ValueError, match="cannot be pruned"):
+            block.prune_heads(heads)
+    assert block.self.num_attention_heads == 2
+
+
 def test_a_multiple_that_is_no_integer_is_refused(tiny):
     with pytest.raises(ValueError, match=r"integer; got 1\.3"):
         bertscope.BertModel(tiny).resize_token_embeddings(40, pad_to_multiple_of=1.3)

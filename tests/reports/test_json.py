@@ -78,6 +78,23 @@ def test_a_schema_is_json_and_a_kind_that_is_not_there_is_told(cli):
     assert cli("schema", "count", "--format", "csv").code == 2
 
 
+def test_pairs_and_mappings_have_their_schema():
+    @dataclass(frozen=True)
+    class Example:
+        """One."""
+
+        pair: tuple[int, str]
+        table: dict[str, int]
+        maybe: tuple[float, ...] | None
+
+    from bertscope.reports.json import _object_schema
+
+    made = Draft202012Validator(_object_schema(Example, {}))
+    assert made.is_valid({"pair": [1, "a"], "table": {"x": 1}, "maybe": None})
+    for wrong in ({"pair": [1]}, {"pair": [1, "a", 2]}, {"pair": ["a", 1]}, {"table": {"x": "y"}}, {"maybe": ["x"]}):
+        assert not made.is_valid({"pair": [1, "a"], "table": {}, "maybe": []} | wrong)
+
+
 def test_the_schema_of_a_config_takes_what_a_config_takes(cli):
     validator = Draft202012Validator(cli("schema", "config").json)
     Draft202012Validator.check_schema(validator.schema)

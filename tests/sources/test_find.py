@@ -54,6 +54,12 @@ def write(folder: Path, text: str | bytes, name: str = "mine.yaml") -> Path:
     return path
 
 
+def test_a_users_own_file_works_wherever_a_name_does(tmp_path):
+    source = load(write(tmp_path, GOOD))
+    assert (source.name, source.config.hidden_size, source.config.layer_norm_eps) == ("mine", 24, 1e-12)
+    assert load(write(tmp_path, GOOD, "other.yml")).name == "other"
+
+
 BROKEN = [
     *cases("broken_models.yaml", "presets"),
     ("config:\n  vocab_size: " + "9" * 5000, 5, "unreasonable"),

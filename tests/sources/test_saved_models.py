@@ -162,3 +162,11 @@ def test_a_sequence_beyond_the_positions_is_one_line(cli, kept):
     assert "at most the model's 38 positions" in cli("flops", kept("roberta")[1], "--seq", 39).err
     assert cli("flops", kept("roberta")[1], "--seq", 38).code == 0
     assert "at most the model's 40 positions" in cli("flops", kept("gpt2")[1], "--seq", 41).err
+
+
+def test_another_class_of_the_family_can_be_asked_for(cli, kept):
+    _, folder = kept("roberta")
+    data = cli("count", folder, "-a", "RobertaForSequenceClassification", "--format", "json").json
+    assert data["subject"]["architecture"] == "RobertaForSequenceClassification"
+    eager = cli("tree", kept("gpt2")[1], "--style", "torch", "--attention", "eager").out
+    assert "GPT2Attention" in eager

@@ -193,6 +193,15 @@ def copies(layers: int, kinds: str = "a", ran: int = 3) -> dict:
     return {"body": LayerStack.of("body", "", (kinds * layers)[:layers]).copies(ran)}
 
 
+def test_a_repeated_tree_has_the_parameters_of_the_deep_module():
+    tree = repeated(fold(read(stack(4, 4, 4))), copies(10))
+    assert tree is not None
+    assert sum(held.numel for held in tree.root.params) == 10 * (4 * 4 + 4) + 4 * 2 + 2
+    assert [node.path for node in tree.root.walk()] == ["", "body", "body.0-9", "head"]
+    paths = ("body.0", "body.1", "body.2", "head", "bodyguard")
+    assert [tree.scaled(path, 6) for path in paths] == [6, (10 - 2) * 6, 6, 6, 6]
+
+
 def test_layers_that_alternate_repeat_in_pairs():
     ran = nn.ModuleDict({"body": nn.Sequential(*(nn.Linear(4, 4, bias=n % 2 == 0) for n in range(6)))})
     tree = repeated(fold(read(ran)), copies(10, "ab"))

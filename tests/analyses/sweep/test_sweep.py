@@ -24,6 +24,7 @@ from bertscope.analyses.sweep.pool import local_rows
 from bertscope.errors import SelectionError, WorkerError
 from bertscope.processes import child
 from bertscope.reports.memory import SweepRow
+from bertscope.settings.run_config import RunConfig
 from bertscope.tracing import cache
 from tests.analyses.sweep.fake_points import FUNCTIONS
 from tests.child_server import loaded
@@ -245,6 +246,12 @@ def test_a_grid_is_the_product_of_its_settings_in_the_order_of_its_lines(points)
     assert [(task.run_config.seq, task.run_config.batch) for task in found] == [(8, 4), (8, 2), (16, 4), (16, 2)]
     assert {(task.run_config.dtype, task.run_config.autocast) for task in found} == {("stored", "bf16")}
     assert set(found[0].point) == set(KEYS)
+
+
+def test_an_empty_grid_is_the_run_that_estimate_has_by_default(points):
+    (task,) = points("{}")
+    assert task.run_config == RunConfig(batch=8)
+    assert task.point["model"] == "bert-base-cased"
 
 
 def test_a_key_identifies_settings_configuration_and_versions(points, monkeypatch, tmp_path):
