@@ -14,6 +14,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,6 @@ from typing import Any
 from typer.testing import CliRunner
 
 from bertscope.cli import app
-from bertscope.frozen import dataclass
 from bertscope.gpus import find_gpu
 from bertscope.reports.step import YES
 
