@@ -291,7 +291,7 @@ def _run(model: nn.Module, inputs: Any, device: str) -> Any:
 
 
 def _other_inputs(model: nn.Module, settings: Given, device: str) -> Any:
-    inputs = inputs_for(model, settings.batch, settings.seq, given=settings.input)
+    inputs = inputs_for(model, settings.batch, settings.seq, described=settings.input)
     inputs = fake_like(inputs) if device == CPU else on_meta(inputs)
     if not isinstance(inputs, Mapping):
         return inputs

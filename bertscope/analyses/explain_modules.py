@@ -216,7 +216,7 @@ def explain_modules(
         return run_as_it_is(model.eval(), inputs, training=False)[0]
 
     try:
-        example = inputs_for(model, batch, seq, given=inputs)
+        example = inputs_for(model, batch, seq, described=inputs)
         recorded = run_without_values(source, model, example, run, made, inputs)
     except BertscopeError as error:
         if inputs:

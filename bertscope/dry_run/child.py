@@ -152,10 +152,11 @@ class Installed:
         reserved = beyond + max(event.reserved_bytes for event in log.events[start:])
         on_gpu: dict[str, Any] = {
             "max_allocated_bytes": beyond + max(event.allocated_bytes for event in log.events[start:]),
-            "context": context, "gpu_bytes": reserved + context.high_bytes,
+            "context": context,
+            "gpu_bytes": reserved + context.high_bytes,
             "workspace_bytes": sum(block.size_bytes for block in log.blocks if block.part == WORKSPACES),
             "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
-        }  # fmt: skip
+        }
         cost = replace(max(report.phases, key=lambda phase: (phase.peak_bytes, phase.step)).cost, **on_gpu)
         sizes = tuple(size for size, _, _ in log.refused)
         if script_run.budget_bytes is not None and report.has_run:

@@ -136,8 +136,9 @@ class FakeGpu(Device):
             reason = str(error).partition("\n")[0][:200] or type(error).__name__
             raise NoRule(f"{operator} has no rule: {reason}") from None
         self._keep(operator, out, known, leaves)
-        return tree_map(lambda leaf: self.on_cpu(leaf) if isinstance(leaf, self.fake) and not self.has(leaf) else leaf,
-                        out)  # fmt: skip
+        return tree_map(
+            lambda leaf: self.on_cpu(leaf) if isinstance(leaf, self.fake) and not self.has(leaf) else leaf, out
+        )
 
     def _layout(self, operator: Any, args: Any, kwargs: Any, known: Any) -> Any:
         if operator is _aten._to_copy.default and not isinstance(args[0], self.fake):

@@ -92,9 +92,10 @@ class Recording:
     def alive_at(self, moment: int) -> list[int]:
         """Return the blocks that live after an event, but for workspaces."""
         return [
-            number for number, block in enumerate(self.log.blocks)
+            number
+            for number, block in enumerate(self.log.blocks)
             if block.born <= moment and not 0 <= block.freed <= moment and self.parts[number] != WORKSPACES
-        ]  # fmt: skip
+        ]
 
     def line(self, call: int) -> str:
         """Return the line that ran, with the path of its file as the user sees it."""
@@ -109,10 +110,12 @@ class Recording:
         """Return one step as the memory trace of an estimate: what lives when it begins, and its events."""
         log = self.log
         begun, *_ = numbers = [
-            number for number, event in enumerate(log.events)
-            if event.position.step == step and event.position.phase != SETUP
+            number
+            for number, event in enumerate(log.events)
+            if event.position.step == step
+            and event.position.phase != SETUP
             and self.parts[max(event.block, ~event.block)] != WORKSPACES
-        ]  # fmt: skip
+        ]
 
         def block(number: int) -> Block:
             return block_of(log, number, self.parts[number])
@@ -138,9 +141,11 @@ class Recording:
                              parts=parts[moment], operator=self.log.operator(call))  # fmt: skip
             most = max(reserved[step, phase], event.reserved_bytes)
             cost = StepCost(
-                peak=peak, context=context, reserved=ByteRange(low_bytes=most, high_bytes=most) if most else None,
+                peak=peak,
+                context=context,
+                reserved=ByteRange(low_bytes=most, high_bytes=most) if most else None,
                 gpu_bytes=(most or peak.peak_bytes) + context.high_bytes,
-            )  # fmt: skip
+            )
             rows.append(RunPhase(step=0 if phase == SETUP else step + 1, cost=cost, left_bytes=left[step, phase],
                                  line=self.line(call)))  # fmt: skip
         return tuple(rows)
@@ -152,12 +157,14 @@ class Recording:
             block = self.log.blocks[number]
             phase = self.log.events[block.born].position.phase
             sums[self.line(block.call), self.row(block.owner), phase, self.parts[number]].append(self.sizes[number])
-        rows = [HeldRow(line=line, path=path, phase=phase, part=part, blocks=len(sizes), held_bytes=sum(sizes))
-                for (line, path, phase, part), sizes in sums.items()]  # fmt: skip
+        rows = [
+            HeldRow(line=line, path=path, phase=phase, part=part, blocks=len(sizes), held_bytes=sum(sizes))
+            for (line, path, phase, part), sizes in sums.items()
+        ]
         return tuple(sorted(rows, key=lambda row: (-row.held_bytes, row.line, row.path)))
 
     def evaluation(self, limits: Limits) -> RunEvaluation | None:
-        """Return the evaluation with the highest peak over all of its batches, of those that did not run whole."""
+        """Return the evaluation with the highest peak over all of its batches, of those that ran in part."""
         known = [self._evaluated(one, limits.calls) for one in limits.evaluations if one.total > one.ran]
         return max(filter(None, known), key=lambda one: one.highest_bytes, default=None)
 

@@ -123,7 +123,7 @@ class _Cover:
     """A new root in a folder: overlays of all folders, which hide no mount below them, and the rest read-only.
 
     A user namespace may not take a folder with mounts below it as a lower layer, since that would show what they hide.
-    So such a folder is made anew, and what is in it is covered on its own.
+    So such a folder is made anew, and what is in it is covered separately.
     """
 
     def __init__(self, system: _System, folder: str) -> None:

@@ -66,7 +66,7 @@ def starting_runs(script_run: ScriptRun) -> AbstractContextManager[_Start]:
 def dry_run(
     script_run: ScriptRun, *, start: _Start, timeout_seconds: float, is_contained: bool = True
 ) -> tuple[RunReport, bytes | None]:
-    """Run a script in a process of its own, and return what it would hold on the GPU, and a snapshot if it is wanted.
+    """Run a script in a separate process, and return what it would hold on the GPU, and a snapshot if it is wanted.
 
     Raises BertscopeError for a fault of the script, with its line, and WorkerError for one of the run: an operator
     without a rule, the time, the end of the process.
@@ -171,7 +171,7 @@ def fitted(
 
 
 def with_value(arguments: Sequence[str], name: str, value: int) -> list[str]:
-    """Return arguments in which a name has this value: where it stands, as `--name 8`, `--name=8` or `name=8`."""
+    """Return arguments in which a name has this value: where it is, as `--name 8`, `--name=8` or `name=8`."""
     plain = name.lstrip("-").replace("-", "_")
     changed, is_there = list(arguments), False
     for number, word in enumerate(arguments):

@@ -130,10 +130,12 @@ def stubbed(
             # transformers 5 keeps the mask of a fake tensor without asking if it hides positions
             "transformers.utils.import_utils": lambda module: put(module, is_fake_tensor=lambda _: False),
             "transformers.configuration_utils": lambda module: _else_of_preset(
-                put, module.PretrainedConfig, "get_config_dict", _config_of),
+                put, module.PretrainedConfig, "get_config_dict", _config_of
+            ),
             "transformers.modeling_utils": lambda module: _else_of_preset(
-                put, module.PreTrainedModel, "from_pretrained", partial(_model_of, device)),
-        }  # fmt: skip
+                put, module.PreTrainedModel, "from_pretrained", partial(_model_of, device)
+            ),
+        }
         finder = _Imports(known | {name: partial(act, put) for name, act in actions.items()})
         sys.meta_path.insert(0, finder)
         stack.callback(sys.meta_path.remove, finder)
@@ -141,7 +143,7 @@ def stubbed(
 
 
 def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any]) -> None:
-    """Let a class of transformers take the preset that a name on the hub stands for, where nothing is in the cache."""
+    """Let a class of transformers take the preset of a name on the hub, where nothing is in the cache."""
     original = getattr(kind, name).__func__
 
     def method(cls: Any, /, source: Any, *args: Any, **kwargs: Any) -> Any:
@@ -158,8 +160,9 @@ def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any
 
 def _config_of(cls: Any, preset: Any, name: str, **kwargs: Any) -> Any:
     """Return the config.json of a preset, and the keywords that are no place of files."""
-    return dict(preset.config.to_dict()), {key: value for key, value in kwargs.items()
-                                           if key not in _OF_HUB.split() and key[0] != "_"}  # fmt: skip
+    return dict(preset.config.to_dict()), {
+        key: value for key, value in kwargs.items() if key not in _OF_HUB.split() and key[0] != "_"
+    }
 
 
 def _model_of(device: FakeGpu, cls: Any, preset: Any, name: str, *args: Any, config: Any = None, **kwargs: Any) -> Any:
@@ -205,8 +208,9 @@ def _cuda(put: Put, device: FakeGpu) -> None:
 
     def reset(*_: Any) -> None:
         allocator.peak_allocated_bytes, allocator.peak_reserved_bytes = (
-            allocator.allocated_bytes, allocator.reserved_bytes,
-        )  # fmt: skip
+            allocator.allocated_bytes,
+            allocator.reserved_bytes,
+        )
 
     def has_bf16(including_emulation: bool = True) -> bool:
         return able >= (8, 0) or including_emulation
@@ -256,7 +260,7 @@ def _legacy(dtype: torch.dtype, *content: Any) -> torch.Tensor:
 
 
 def _own(answer: Any) -> Any:
-    """Return a function of its own for an answer: torch.compile has a rule for each, and allows one for an object."""
+    """Return a separate function for an answer: torch.compile has a rule for each, and allows one for an object."""
     if isinstance(answer, type):
         return answer
     return (lambda *args, **kwargs: answer(*args, **kwargs)) if callable(answer) else lambda *_, **__: answer

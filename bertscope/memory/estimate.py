@@ -95,7 +95,7 @@ class MemoryTraces:
     def inputs(self, run_config: RunConfig) -> Any:
         """Return example inputs of a run on meta."""
         model = built_for_counting(self.source)
-        return inputs_for(model, run_config.batch, run_config.seq, given=run_config.input)
+        return inputs_for(model, run_config.batch, run_config.seq, described=run_config.input)
 
     def flops(self, run_config: RunConfig) -> int:
         """Return the FLOPs of a step."""

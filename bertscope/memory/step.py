@@ -343,7 +343,7 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
             f"{name_of('attention')} sdpa on a CPU"
         )
     labels = run_config.mode != "inference" and run_config.loss == MODEL
-    inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, given=run_config.input)
+    inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, described=run_config.input)
     ids = inputs.get("input_ids") if isinstance(inputs, dict) else None
     if run_config.padding and ids is None:
         raise SelectionError(f"{type(model).__name__} takes no input_ids; leave {name_of('padding')} out")

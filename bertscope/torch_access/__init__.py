@@ -201,7 +201,7 @@ def profiled_events(profiler: torch.autograd.profiler.profile) -> list[Any]:
 
 
 def is_of_device(event: Any) -> bool:
-    """Return True for a profiled event of the driver or of the card, where a mark on the host is shown once more.
+    """Return True for a profiled event of the driver or of the GPU, where a mark on the host is shown once more.
 
     Fallback: False.
     """

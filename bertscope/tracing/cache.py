@@ -74,7 +74,7 @@ def uncached() -> Iterator[None]:
 
 
 def is_saved(kind: str, source: ModelSource, run_config: RunConfig, thread_count: int) -> bool:
-    """Return True if the cache has a result for a run with so many threads."""
+    """Return True if the cache has a result for a run with this number of threads."""
     path = _place(kind, source, run_config, thread_count)
     return path is not None and path.is_file()
 
@@ -126,7 +126,7 @@ def _opened(path: str | Path, flags: int) -> int:
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of a file; raises ValueError for one that is not whole, and OSError for a link."""
+    """Return the content of a file; raises ValueError for an incomplete one, and OSError for a link."""
     with open(path, "rb", opener=_opened) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("no regular file")

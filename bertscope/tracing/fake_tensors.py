@@ -95,7 +95,7 @@ def attribute_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 def _fake(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return an empty tensor of that layout, fake if `like` is, on the device of `like`."""
     if nn.parameter.is_lazy(tensor):
-        raise SelectionError("a lazy module has no shapes yet; run it once before you estimate it")
+        raise SelectionError("a lazy module has no shapes yet; run it once first")
     if is_plain_fake(like) and tensor.layout == torch.strided:  # torch.empty_strided takes twenty times as long
         empty = fake_tensor_as(like, tensor.size(), tensor.stride(), tensor.dtype, 0, shares=False)
         return fake_parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
@@ -120,20 +120,20 @@ def run_without_values(
     model: Any,
     inputs: Any,
     run: Callable[[nn.Module, Any], _Found],
-    made: Callable[[str], nn.Module],
-    given: Collection[str] = (),
+    build: Callable[[str], nn.Module],
+    described: Collection[str] = (),
 ) -> _Found:
     """Run a source's model on meta, where its forward creates its tensors too, and return the result of `run`.
 
     If that fails, run the model on fake CPU tensors, for a forward that creates tensors on the CPU, and for one that
-    asks whether a mask hides positions: the answer is that it hides none. If that fails too, run what `made` returns
+    asks whether a mask hides positions: the answer is that it hides none. If that fails too, run what `build` returns
     for the CPU, for a forward that reads values; raises SourceError if its tensors are more than MAX_REAL_BYTES.
-    `given` are those of the inputs that the user describes.
+    `described` are the inputs that the user describes.
     """
     if callable(getattr(model, "set_experts_implementation", None)):  # of transformers 5
         model.set_experts_implementation(META_EXPERTS)
     try:
-        with running(source, model, "meta tensors", given):
+        with running(source, model, "meta tensors", described):
             try:
                 with torch.device("meta"):
                     return run(model, on_meta(inputs))
@@ -153,8 +153,8 @@ def run_without_values(
                 f"are at most {bytes_text(MAX_REAL_BYTES)}"
             ) from None
     _clear_caches(model)
-    with running(source, model, "the CPU", given), at_most_real_bytes(limit):
-        result = run(made("cpu"), with_values(model, inputs))
+    with running(source, model, "the CPU", described), at_most_real_bytes(limit):
+        result = run(build("cpu"), with_values(model, inputs))
     note_values(f"{source.name}: its forward reads values, so it ran on the CPU with random inputs")
     return result
 
@@ -287,7 +287,7 @@ def _described(
 ) -> tuple[list[_Result], bool] | None:
     """Return the description of an operator's results; None if it does not say all about them.
 
-    `given` are the arguments that it ran with: `args`, or meta tensors of their layouts in their storages.
+    `ran_args` are the arguments that it ran with: `args`, or meta tensors of their layouts in their storages.
     """
     results: list[_Result] = []
     owned: list[int] = []
@@ -325,12 +325,12 @@ def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ..
     if operator is aten.unique_consecutive.default:
         is_asked = len(args) == 1 and hasattr(first, _COUNTED)
         return (first.new_empty(1), first.new_empty(0), first.new_empty(0)) if is_asked else None
-    if operator is aten.index.Tensor and any(place is not None and place.dtype == torch.bool for place in args[1]):
-        places: list[Any] = []
-        for place in args[1]:
-            is_mask = place is not None and place.dtype == torch.bool
-            places += [place.new_empty(place.numel(), dtype=torch.int64)] * place.dim() if is_mask else [place]
-        largest: torch.Tensor = operator(first, places)
+    if operator is aten.index.Tensor and any(index is not None and index.dtype == torch.bool for index in args[1]):
+        indices: list[Any] = []
+        for index in args[1]:
+            is_mask = index is not None and index.dtype == torch.bool
+            indices += [index.new_empty(index.numel(), dtype=torch.int64)] * index.dim() if is_mask else [index]
+        largest: torch.Tensor = operator(first, indices)
     elif operator is aten.nonzero.default:
         largest = first.new_empty((first.numel(), first.dim()), dtype=torch.int64)
     elif operator is aten.masked_select.default:
@@ -429,18 +429,18 @@ class DataDependentAnswers:
             return None if is_open else _BELOW[name] == (args[1] >= 0.5)
         return before if name in _SAME_VALUES else None
 
-    def knows(self, asked: torch.Tensor) -> bool:
+    def knows(self, tensor: torch.Tensor) -> bool:
         """Return True if the value of a tensor of one element is known."""
-        return getattr(asked, _KNOWN, None) is not None
+        return getattr(tensor, _KNOWN, None) is not None
 
-    def value(self, operator: Any, asked: torch.Tensor, *, otherwise: int | None = None) -> bool | int:
+    def value(self, operator: Any, tensor: torch.Tensor, *, otherwise: int | None = None) -> bool | int:
         """Return the value of a tensor of one element, `otherwise` if it is not known.
 
         If both are missing, the operator returns that of a constant, such as the quotient of two sizes in Longformer;
         for any other fake tensor it raises DataDependentOutputException.
         """
-        known = getattr(asked, _KNOWN, otherwise)
-        if known is not None and getattr(asked, _CHANCE, False):
+        known = getattr(tensor, _KNOWN, otherwise)
+        if known is not None and getattr(tensor, _CHANCE, False):
             text = "a random number decides if some code runs; the likelier case is taken"
             warnings.warn(BertscopeWarning(text), stacklevel=2)
-        return operator(asked) if known is None else known
+        return operator(tensor) if known is None else known

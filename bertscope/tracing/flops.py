@@ -154,17 +154,19 @@ class RunShapes(dict[str, InOut]):
     calls: tuple[ModuleCall, ...] = ()
 
 
-def source_shapes(source: ModelSource, batch: int, seq: int, given: Collection[str] = ()) -> RunShapes:
-    """Return the shapes of a run of a source's model, with the `given` inputs of `inputs_for`."""
+def source_shapes(source: ModelSource, batch: int, seq: int, described: Collection[str] = ()) -> RunShapes:
+    """Return the shapes of a run of a source's model, with the `described` inputs of `inputs_for`."""
 
-    def made(device: str = "meta") -> nn.Module:
+    def build(device: str = "meta") -> nn.Module:
         """Return the model on a device."""
         if device == "meta":
             return built_for_counting(source, attention=META_ATTENTION).eval()
         return source.build(device=device, attention=META_ATTENTION).eval()
 
-    model = made()
-    return run_without_values(source, model, inputs_for(model, batch, seq, given=given), shapes_of, made, given)
+    model = build()
+    return run_without_values(
+        source, model, inputs_for(model, batch, seq, described=described), shapes_of, build, described
+    )
 
 
 def shapes_of(model: nn.Module, inputs: Any) -> RunShapes:
@@ -309,11 +311,13 @@ def conventions(
         source="half of torch.utils.flop_counter; the MACs of calflops",
     )  # fmt: skip
     yield Convention(
-        name="calflops", value=passes * (forward.matmul_flops + 5 * normalized + exponentiated), unit="FLOPs",
+        name="calflops",
+        value=passes * (forward.matmul_flops + 5 * normalized + exponentiated),
+        unit="FLOPs",
         how="a multiply-add is 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
-            + ("; backward is 2 x forward, whatever is frozen" if training else ""),
+        + ("; backward is 2 x forward, whatever is frozen" if training else ""),
         source="calflops 0.3.2, README: BERT-base-chinese at 1 x 128",
-    )  # fmt: skip
+    )
     if not training:
         yield Convention(
             name="fvcore", value=forward.macs + 5 * normalized, unit="MACs", source="fvcore 0.1.5, FlopCountAnalysis",
@@ -327,10 +331,12 @@ def conventions(
             else "2 N + 4 L H Q T for each token (a third of a training step)"
         )
         yield Convention(
-            name="palm", value=batch * seq * passes * (2 * distinct_params + scores), unit="FLOPs",
+            name="palm",
+            value=batch * seq * passes * (2 * distinct_params + scores),
+            unit="FLOPs",
             how=f"{formula}; N: the parameters, embeddings included",
             source="Chowdhery et al. 2022, arXiv:2204.02311, appendix B",
-        )  # fmt: skip
+        )
 
 
 _SAMPLES = (2, 3, 4)  # lengths
@@ -372,27 +378,27 @@ class FlopsRun:
         training = self.run.mode == TRAINING
         source = source.for_run()
 
-        def made(device: str = "meta") -> nn.Module:
-            build = methodcaller("build", device=device, attention=META_ATTENTION)
-            model: nn.Module = build(source)
+        def build_at(device: str = "meta") -> nn.Module:
+            build_one = methodcaller("build", device=device, attention=META_ATTENTION)
+            model: nn.Module = build_one(source)
             freeze(model, self.run.freeze)
-            add_teacher(model, self.run, build)
+            add_teacher(model, self.run, build_one)
             model.train(training)
             source.checkpoint(model, with_eager_attention(self.run.checkpointing))
             return model
 
-        model = made()
+        model = build_at()
         labels = training and self.run.loss == MODEL
-        inputs = inputs_for(model, batch, seq, labels=labels, given=self.run.input)
+        inputs = inputs_for(model, batch, seq, labels=labels, described=self.run.input)
         inputs = batch_of_texts(replace(self.run, batch=batch), inputs)
         run = partial(run_as_it_is, training=training, padding=self.run.padding, loss=loss_function(self.run))
-        recorded, loss = run_without_values(source, model, inputs, run, made, self.run.input)
+        recorded, loss = run_without_values(source, model, inputs, run, build_at, self.run.input)
         return model, recorded, loss if labels or not training else self.run.loss
 
     def _report(
         self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
     ) -> FlopsReport:
-        inputs, encoder = inputs_for(model, batch, seq, given=self.run.input), None
+        inputs, encoder = inputs_for(model, batch, seq, described=self.run.input), None
         if isinstance(inputs, dict):  # the encoder's tokens, of a model with cross-attention
             ids = inputs.get("input_ids") if "decoder_input_ids" in inputs else None
             encoder = inputs.get("encoder_hidden_states", ids)

@@ -33,32 +33,34 @@ _GIVEN = re.compile(
 _ONE_TENSOR = re.compile(r"(?:<class '|(?:typing\.)?Optional\[)?(?:torch\.)?\w*Tensor(?:'>|\])?(?: \| None)?")
 
 
-def inputs_for(module: nn.Module, batch: int, seq: int, *, labels: bool = False, given: Collection[str] = ()) -> Any:
+def inputs_for(
+    module: nn.Module, batch: int, seq: int, *, labels: bool = False, described: Collection[str] = ()
+) -> Any:
     """Return inputs for any module: the result of its `example_inputs(batch, seq)`, or a dictionary of keywords.
 
     The dictionary has the token ids, masks, pixels, audio and decoder's ids that forward accepts and that the
-    configuration describes, and each of `given`, such as `pixel_values=Bx3x224x224:float32`, in its place. Raises
+    configuration describes, and each of `described`, such as `pixel_values=Bx3x224x224:float32`, instead. Raises
     SelectionError for sizes that the model cannot run, and if forward requires an input that is neither derived nor
-    given. The inputs of a model of peft are those of the model that it wraps.
+    described. The inputs of a model of peft are those of the model that it wraps.
     """
-    described = given_inputs(given, batch, seq)
+    explicit = described_inputs(described, batch, seq)
     if callable(getattr(module, "example_inputs", None)):
         with as_source_error(f"{type(module).__name__}.example_inputs({batch}, {seq})"):
             example = module.example_inputs(batch, seq)  # type: ignore[operator]
-        return {**example, **described} if isinstance(example, Mapping) else described or example
+        return {**example, **explicit} if isinstance(example, Mapping) else explicit or example
     module = base_model_of(module)
     takes = _parameters(module)
     if isinstance(module, BertPreTrainedModel):
-        inputs = example_inputs(module, batch, seq, labels=labels) | described
+        inputs = example_inputs(module, batch, seq, labels=labels) | explicit
         _check_names(module, takes, inputs)
         return inputs
-    is_sequence = any(name in takes and name not in described for name in _WORDS)
+    is_sequence = any(name in takes and name not in explicit for name in _WORDS)
     most = min(positions(module), MAX_SIZE - 1) if is_sequence else MAX_SIZE - 1
     check_sizes(batch, seq, most, f"the model's {most:,} positions")
-    inputs = derived_inputs(module, [name for name in takes if name not in described], batch, seq) | described
+    inputs = derived_inputs(module, [name for name in takes if name not in explicit], batch, seq) | explicit
     _check_names(module, takes, inputs)
     all_labels = labels_of(module, batch, seq) if labels else {}
-    inputs |= {name: value for name, value in all_labels.items() if name in takes and name not in described}
+    inputs |= {name: value for name, value in all_labels.items() if name in takes and name not in explicit}
     kinds = {name: takes[name].kind if name in takes else inspect.Parameter.VAR_POSITIONAL for name in inputs}
     by_name = any(param.kind is param.VAR_KEYWORD for param in takes.values())
     if by_name or not {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL} & set(kinds.values()):
@@ -88,20 +90,20 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
         }
 
 
-def given_inputs(given: Collection[str], batch: int, seq: int) -> Inputs:
+def described_inputs(texts: Collection[str], batch: int, seq: int) -> Inputs:
     """Return the tensors on meta that texts such as `ids=BxS:int64` describe, with B and S as the sizes.
 
     `batch.ids=BxS:int64` is in a dictionary `batch`. Raises SelectionError for other text, and for a tensor of 2**31 or
     more elements.
     """
     inputs: Inputs = {}
-    for text in given:
+    for text in texts:
         match = _GIVEN.fullmatch(text)
         *path, last = match["name"].split(".") if match else [""]
-        place: Any = inputs
+        inner: Any = inputs
         for key in path:
-            place = place.setdefault(key, {}) if isinstance(place, dict) else place
-        if match is None or match["dtype"] not in _DTYPES or not isinstance(place, dict) or last in place:
+            inner = inner.setdefault(key, {}) if isinstance(inner, dict) else inner
+        if match is None or match["dtype"] not in _DTYPES or not isinstance(inner, dict) or last in inner:
             raise SelectionError(
                 f"{name_of('input')} takes a name once, with sizes (numbers, B the batch, S the sequence) and a dtype, "
                 "such as pixel_values=Bx3x224x224:float32, or batch.ids=BxS:int64 in a dictionary; dtypes: "
@@ -112,7 +114,7 @@ def given_inputs(given: Collection[str], batch: int, seq: int) -> Inputs:
             raise SelectionError(
                 f"{name_of('input')} {text[:60]}: a tensor has less than 2**31 elements; lower its sizes"
             )
-        place[last] = torch.empty(shape, dtype=getattr(torch, match["dtype"]), device="meta")
+        inner[last] = torch.empty(shape, dtype=getattr(torch, match["dtype"]), device="meta")
     return inputs
 
 
@@ -151,13 +153,13 @@ def _signature(module: nn.Module) -> str:
 
 
 @contextmanager
-def running(source: ModelSource, model: nn.Module, where: str, given: Collection[str] = ()) -> Iterator[None]:
+def running(source: ModelSource, model: nn.Module, where: str, described: Collection[str] = ()) -> Iterator[None]:
     """Run the built model confined, with what it prints on stderr, and its errors as a SourceError with the remedy.
 
-    `where` completes: `cannot be run on ...`; `given` are inputs as `inputs_for` takes them. An error of a BERT whose
-    inputs are all derived stays as it is: it is one of bertscope.
+    `where` completes `cannot be run on ...`, and `described` is as in `inputs_for`. An error of a BERT whose inputs are
+    all derived stays as it is: it is one of bertscope.
     """
-    is_derived = not given and not hasattr(model, "example_inputs")
+    is_derived = not described and not hasattr(model, "example_inputs")
     errors = running_module(source.name, model, where)
     if is_derived and isinstance(base_model_of(model), BertPreTrainedModel):
         errors = nullcontext()
@@ -274,8 +276,8 @@ def derived_inputs(module: nn.Module, names: Collection[str], batch: int, seq: i
 
 def setting(config: Any, *names: str) -> Any:
     """Return the first of these settings that the configuration has, or that of its vision tower or encoder."""
-    places = (config, *(getattr(config, part, None) for part in _PARTS))
-    values = (getattr(place, name, None) for place in places for name in names)
+    parts = (config, *(getattr(config, part, None) for part in _PARTS))
+    values = (getattr(part, name, None) for part in parts for name in names)
     return next((value for value in values if value is not None), None)
 
 

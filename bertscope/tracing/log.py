@@ -266,7 +266,7 @@ _NO_LIMIT = -1
 
 @dataclass
 class Window:
-    """The keys that a query sees: so many before its own position, and after it; -1 is no limit.
+    """The keys that a query sees: how many before its position, and after it; -1 is no limit.
 
     `chunk_width`, of Longformer, is the width of all heads of an attention that is computed in overlapping chunks.
     """

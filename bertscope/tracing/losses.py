@@ -1,7 +1,7 @@
 """The losses that encoders train with: each a function from a model and its batch to what backward starts from.
 
 Each runs the operators of its class in sentence-transformers 6.2.0 in their order, and keeps what it keeps: the first
-text of the examples in a forward pass of its own, the others in one (embed_columns of merged_forward.py), the mean of
+text of the examples in a separate forward pass, the others in one (embed_columns of merged_forward.py), the mean of
 the last hidden state (pooling.py), and the loss. The batch has a list for each input, with a tensor for each text.
 """
 
@@ -76,7 +76,7 @@ def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
         )
     text["hidden"] = hidden
     del output
-    if hidden.dim() == 2:  # of a model with pooling of its own
+    if hidden.dim() == 2:  # of a model that pools itself
         return hidden
     mask = text.get("attention_mask")
     mask = torch.ones(hidden.shape[:-1], dtype=torch.int64, device=hidden.device) if mask is None else mask
@@ -88,13 +88,13 @@ def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
 
 
 def _embeddings(model: nn.Module, texts: list[Batch]) -> list[torch.Tensor]:
-    first, *others = texts
+    first, *further = texts
     embeddings = [_embedding(model, first)]
-    if len(others) < 2:
-        return embeddings + [_embedding(model, other) for other in others]
-    merged = {name: torch.cat([other[name] for other in others]) for name in others[0]}
+    if len(further) < 2:
+        return embeddings + [_embedding(model, other) for other in further]
+    merged = {name: torch.cat([other[name] for other in further]) for name in further[0]}
     together = _embedding(model, merged)
-    return embeddings + list(together.reshape(len(others), -1, together.shape[-1]).unbind(0))
+    return embeddings + list(together.reshape(len(further), -1, together.shape[-1]).unbind(0))
 
 
 def _ranked(queries: torch.Tensor, texts: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -114,8 +114,8 @@ def _ranked(queries: torch.Tensor, texts: torch.Tensor, chosen: torch.Tensor) ->
 def mnrl(model: nn.Module, batch: Batch) -> torch.Tensor:
     """Return MultipleNegativesRankingLoss: the texts of all other examples are negatives."""
     texts = _texts(batch)
-    queries, *others = _embeddings(model, texts)
-    return _ranked(queries, torch.cat(others), torch.arange(len(queries), device=queries.device))
+    queries, *candidates = _embeddings(model, texts)
+    return _ranked(queries, torch.cat(candidates), torch.arange(len(queries), device=queries.device))
 
 
 def cached_mnrl(model: nn.Module, batch: Batch, size: str, is_short: bool) -> torch.Tensor:
@@ -129,7 +129,7 @@ def cached_mnrl(model: nn.Module, batch: Batch, size: str, is_short: bool) -> to
     count = len(first)
     rows = min(int(size), count)
     cuts = [_cuts(count, rows, number, len(texts), is_short) for number in range(len(texts))]
-    parts = [(text, *cut) for text, own in zip(texts, cuts, strict=True) for cut in own]
+    parts = [(text, *cut) for text, cut_list in zip(texts, cuts, strict=True) for cut in cut_list]
     running = (0, len(parts) - 1) if is_short else range(len(parts))
     embeddings: list[torch.Tensor] = []
     states = []
@@ -137,10 +137,10 @@ def cached_mnrl(model: nn.Module, batch: Batch, size: str, is_short: bool) -> to
         states.append([torch.get_rng_state() for _ in range(begin, end, rows)])
         if number in running:
             with torch.no_grad():
-                found = _of_rows(model, text, begin, end)
+                embedding = _of_rows(model, text, begin, end)
         else:
-            found = embeddings[0].new_empty(end - begin, *embeddings[0].shape[1:])
-        embeddings.append(found.detach().requires_grad_())
+            embedding = embeddings[0].new_empty(end - begin, *embeddings[0].shape[1:])
+        embeddings.append(embedding.detach().requires_grad_())
     begins = sorted({0, count - rows}) if is_short else range(0, count, rows)
     value = _ranked_in_parts(embeddings, list(map(len, cuts)), begins, rows).detach().requires_grad_()
     gradients: list[Any] = [embedding.grad for embedding in embeddings]
@@ -184,8 +184,8 @@ def _ranked_in_parts(
     `parts` has the number of tensors that each text has.
     """
     rest = iter(embeddings)
-    queries, *others = [torch.cat(list(islice(rest, number))) for number in parts]
-    candidates = torch.cat(others)
+    queries, *further = [torch.cat(list(islice(rest, number))) for number in parts]
+    candidates = torch.cat(further)
     numbers = torch.arange(len(queries), device=queries.device)
     total = queries.new_zeros(())
     for begin in begins:
@@ -212,8 +212,8 @@ def cosent(model: nn.Module, batch: Batch) -> torch.Tensor:
 def triplet(model: nn.Module, batch: Batch) -> torch.Tensor:
     """Return TripletLoss: the positive is nearer to the anchor than the negative, by a margin."""
     texts = _texts(batch)
-    anchor, *others = _embeddings(model, texts)
-    near, far = (torch.linalg.vector_norm(anchor - other, dim=-1) for other in others)
+    anchor, *compared = _embeddings(model, texts)
+    near, far = (torch.linalg.vector_norm(anchor - embedding, dim=-1) for embedding in compared)
     return nn.functional.relu(near - far + _MARGIN).mean()
 
 
@@ -261,11 +261,15 @@ class Teacher(nn.Module):
     def __init__(self, model: nn.Module, student: nn.Module) -> None:
         super().__init__()
         self.model = model.requires_grad_(False)
-        own, other = (
+        width, teacher_width = (
             getattr(getattr(base_model_of(one), "config", None), "hidden_size", 0) for one in (student, model)
         )
         device = next(model.parameters()).device
-        self.projected = nn.Linear(own, other, device=device) if own and other and own != other else nn.Identity()
+        self.projected = (
+            nn.Linear(width, teacher_width, device=device)
+            if width and teacher_width and width != teacher_width
+            else nn.Identity()
+        )
 
     def train(self, mode: bool = True) -> "Teacher":
         """Leave the model in eval mode."""

@@ -163,17 +163,17 @@ class _Reader:
     def __init__(self, model: nn.Module, notes: Mapping[str, object], no_note: object) -> None:
         self.notes, self.no_note = notes, no_note
         self.met: dict[int, str] = {}  # the first path of each module that was read
-        self.own: dict[int, tuple[list[_Tensor], set[int]]] = {}  # of each module, and those of modules below it
+        self.tensors: dict[int, tuple[list[_Tensor], set[int]]] = {}  # of each module, and those of modules below it
         self.homes: dict[int, str] = {}  # the first path at which each tensor counts
-        others: dict[int, str] = {}
+        outer: dict[int, str] = {}
         for path, module in model.named_modules():
-            if own := tensors_of(module):
+            if tensors := tensors_of(module):
                 inside = module.modules() if module._modules else ()
                 below = {id(tensor) for inner in inside if inner is not module for _, tensor, _ in tensors_of(inner)}
-                self.own[id(module)] = own, below
-                for name, tensor, _ in own:
-                    (others if id(tensor) in below else self.homes).setdefault(id(tensor), _join(path, name))
-        self.homes = others | self.homes  # every module of a cycle holds the tensors that have no other path
+                self.tensors[id(module)] = tensors, below
+                for name, tensor, _ in tensors:
+                    (outer if id(tensor) in below else self.homes).setdefault(id(tensor), _join(path, name))
+        self.homes = outer | self.homes  # every module of a cycle holds the tensors that have no other path
 
     def node(self, module: nn.Module, name: str, path: str) -> Node:
         kind, note = type(module).__name__, self.notes.get(path, self.no_note)
@@ -199,9 +199,9 @@ class _Reader:
         )
 
     def held(self, module: nn.Module, path: str) -> Iterator[Held]:
-        own, below = self.own.get(id(module), ((), ()))
+        tensors, below = self.tensors.get(id(module), ((), ()))
         first_names: dict[int, str] = {}  # the module itself may hold a tensor twice
-        for name, tensor, is_parameter in own:
+        for name, tensor, is_parameter in tensors:
             address, home = _join(path, name), self.homes[id(tensor)]
             is_first = first_names.setdefault(id(tensor), name) == name
             unknown = nn.parameter.is_lazy(tensor)
@@ -229,8 +229,8 @@ def _join(path: str, name: str) -> str:
 
 def _repeated(layers: tuple[Node, ...], path: str, copies: int) -> Node:
     """Return two equal layers as one node with these copies; raises SelectionError if they differ."""
-    one, *others = map(fold, layers)
-    if any(other.likeness != one.likeness or other.same_as for other in others):
+    one, *rest = map(fold, layers)
+    if any(other.likeness != one.likeness or other.same_as for other in rest):
         raise SelectionError(
             f"{copies:,} layers are counted from two equal ones, and those of {path} differ; leave "
             f"out what concerns single layers, or lower num_hidden_layers to {MAX_BUILT_LAYERS}"

@@ -335,7 +335,7 @@ class Recorder(DispatchMode):
     def line(self) -> str:
         """Return the line of the user's code that runs: in this thread, as in a recomputation, else in the main one.
 
-        For a card autograd works in a thread of its own.
+        For a GPU autograd works in a separate thread.
         """
         for frame in running_frames(self.main):
             while frame is not None:

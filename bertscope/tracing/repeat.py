@@ -37,7 +37,7 @@ class LayerRun(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerStack:
-    """A stack of layers as runs of equal units, of which few run in place of many."""
+    """A stack of layers as runs of equal units, of which few run instead of many."""
 
     path: str
     field: str  # of the configuration, with the number of layers
@@ -50,7 +50,7 @@ class LayerStack:
         return cls(path, field, tuple(kinds), equal_runs(kinds))
 
     def few(self, units: int) -> tuple[Any, ...]:
-        """Return the kinds of the layers that run if every run has at most so many units."""
+        """Return the kinds of the layers that run if every run has at most `units` units."""
         kinds: list[Any] = []
         first = 0
         for run in self.runs:
@@ -96,7 +96,7 @@ def equal_runs(kinds: Sequence[Any]) -> tuple[LayerRun, ...]:
 def layer_stacks(
     source: ModelSource, *, checkpointing: str = "none", frozen: Sequence[str] = ()
 ) -> tuple[LayerStack, ...]:
-    """Return the stacks of which few layers may run in place of many; none if all layers have to run.
+    """Return the stacks of which few layers may run instead of many; none if all layers have to run.
 
     Layers are of one kind if they have equal modules, parameters and settings, and are recomputed and frozen alike. A
     model with fewer layers must have the same kinds.
@@ -114,8 +114,8 @@ def layer_stacks(
         for field, layers in source.layer_counts(model).items():
             # The list that has fewer layers if the field has, unless it is another one too.
             few = min(RAN, layers - 1)
-            fewer = {path: len(own) for path, own in _lists(_frozen(source, {field: few}, frozen)).items()}
-            changed = [path for path, own in lists.items() if fewer.get(path, len(own)) != len(own)]
+            fewer = {path: len(listed) for path, listed in _lists(_frozen(source, {field: few}, frozen)).items()}
+            changed = [path for path, listed in lists.items() if fewer.get(path, len(listed)) != len(listed)]
             if len(changed) == 1 and fewer[changed[0]] == few and len(lists[changed[0]]) == layers:
                 covered, settings = chosen.kept_in(changed[0], layers), _settings(model, changed[0], field)
                 kinds = [(one, *other) for one, other in zip(covered, settings, strict=True)]
@@ -136,7 +136,7 @@ def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
     chosen = Checkpointing.parse(checkpointing)
     covered = {path: [kind[0] for kind in kinds] for path, kinds in stacks.items()}
     is_same = chosen is None or all(chosen.kept_in(path, len(kinds)) == kinds for path, kinds in covered.items())
-    if chosen is None or (is_same and all(kept.layers is None for kept in chosen.kept)):
+    if chosen is None or (is_same and all(saved.layers is None for saved in chosen.kept)):
         return checkpointing
     groups: dict[tuple[str, frozenset[str]], list[int]] = {}
     for path, kinds in covered.items():
@@ -144,8 +144,11 @@ def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
             if operators is not None:
                 groups.setdefault((path, operators), []).append(number)
     if chosen.kept:
-        kept = (Kept(path=path, operators=own, layers=frozenset(numbers)) for (path, own), numbers in groups.items())
-        return kept_text(kept)
+        saved = (
+            Kept(path=path, operators=operators, layers=frozenset(numbers))
+            for (path, operators), numbers in groups.items()
+        )
+        return kept_text(saved)
     return f"layers:{ranges_text(next(iter(groups.values())))}" if len(stacks) == 1 else checkpointing
 
 
@@ -204,13 +207,13 @@ class Repeated:
 
 def repeated(root: Node, copies: Mapping[str, Copies]) -> Repeated | None:
     """Return the folded tree with the copies of all layers; None if a unit is unlike the copied one next to it."""
-    for path, own in copies.items():
+    for path, layer_copies in copies.items():
         stack = root.descend(path)
         ran = _each(stack) if stack else []
-        if len(ran) != len(own):
+        if len(ran) != len(layer_copies):
             return None
-        for number, (unit, distances) in enumerate(own):
-            period = sum(other == unit for other, _ in own)
+        for number, (unit, distances) in enumerate(layer_copies):
+            period = sum(other == unit for other, _ in layer_copies)
             alike = (ran[number + step].likeness for step in (-period, period) if len(distances) > 1)
             if any(other != ran[number].likeness for other in alike):
                 return None

@@ -12,7 +12,7 @@ import bertscope
 from bertscope.errors import SelectionError
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import QUESTIONS
-from bertscope.tracing.inputs import given_inputs
+from bertscope.tracing.inputs import described_inputs
 
 IN_A_DICTIONARY = (
     "from torch import nn\n"
@@ -43,12 +43,12 @@ def test_an_input_in_a_dictionary_is_given_by_its_key(cli, own_code, command):
 
 
 def test_the_tensors_of_a_dictionary_are_nested_by_their_names():
-    found = given_inputs(["batch.image=Bx3:float32", "batch.text.ids=BxS:int64", "mask=BxS:bool"], 2, 5)
+    found = described_inputs(["batch.image=Bx3:float32", "batch.text.ids=BxS:int64", "mask=BxS:bool"], 2, 5)
     assert list(found) == ["batch", "mask"]
     assert (*found["batch"]["image"].shape, *found["batch"]["text"]["ids"].shape) == (2, 3, 2, 5)
     for twice in (["batch=B:float32", "batch.image=B:float32"], ["batch.image=B:float32", "batch=B:float32"]):
         with pytest.raises(SelectionError, match="takes a name once"):
-            given_inputs(twice, 1, 1)
+            described_inputs(twice, 1, 1)
 
 
 def test_variadic_arguments_are_not_proposed_as_an_input(cli, own_code):

@@ -218,7 +218,7 @@ def test_a_lazy_module_says_what_is_unknown_and_is_not_run():
     report = bertscope.count(lazy)
     assert report.unknown == ("0.weight", "0.bias")
     assert report.totals.distinct_params == 5 * 2 + 2
-    with pytest.raises(bertscope.BertscopeError, match="run it once before its FLOPs are counted"):
+    with pytest.raises(bertscope.BertscopeError, match="run it once first"):
         bertscope.flops(lazy, ROW)
     assert nn.parameter.is_lazy(lazy[0].weight)
 
@@ -234,7 +234,7 @@ def test_the_input_that_an_error_proposes_runs(layer):
     with pytest.raises(bertscope.BertscopeError, match="x cannot be derived") as error:
         inputs_for(module, BATCH, SEQ)
     (proposed,) = re.findall(r"such as (\S+) ", str(error.value))
-    given = inputs_for(module, BATCH, SEQ, given=[proposed])["x"]
+    given = inputs_for(module, BATCH, SEQ, described=[proposed])["x"]
     assert layer.to("meta")(given).shape[0] == BATCH
 
 
