@@ -20,7 +20,7 @@ from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import on_card
 from bertscope.progress import expect
 from bertscope.reports.base import Note
-from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, TrainingFile, TrainingKey
+from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, StepReport, TrainingFile, TrainingKey
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bertscope.torch_access import nn
 
 
-Report = TypeVar("Report", bound=Any)  # on memory: with notes and a training file
+Report = TypeVar("Report", bound=StepReport[Any])
 
 
 class ModelRequest:

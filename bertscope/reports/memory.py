@@ -11,7 +11,7 @@ from typing import Any
 from bertscope.errors import SourceError
 from bertscope.frozen import Record
 from bertscope.gpus import Gpu
-from bertscope.reports.base import SCHEMA, Note, Subject, TableReport, as_data
+from bertscope.reports.base import SCHEMA, Note, Row, Subject, TableReport, as_data
 from bertscope.reports.step import NO, UNCERTAIN, YES, CostRow, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 
@@ -241,21 +241,26 @@ class Variant(Record):
         return max(errors, key=lambda error: abs(error[0]), default=(0.0, 0))
 
 
-class MemoryReport(TableReport[Variant], kind="memory", rows_in="variants"):
+class StepReport(TableReport[Row]):
+    """A report on steps of one model; `run` has what all rows have in common."""
+
+    subject: Subject
+    run: RunConfig
+    card: Gpu | None = None  # whose memory, context and workspaces are estimated
+    training_file: TrainingFile | None = None  # of --from
+    notes: tuple[Note, ...] = ()  # on the numbers
+
+
+class MemoryReport(StepReport[Variant], kind="memory", rows_in="variants"):
     """The result of `estimate` and `profile`: one step with one or several checkpointing choices.
 
     Of several ranks it is about rank `run.parallelism.rank`.
     """
 
-    subject: Subject
-    run: RunConfig  # of all variants, without their checkpointing
     machine: str  # the device of the measurement, or the estimated device
     variants: tuple[Variant, ...]
     ranks: tuple[RankGroup, ...] = ()  # of a job of several
     units: str = ""  # modules whose parameters FSDP gathers together, such as `12 x BertLayer`
-    training_file: TrainingFile | None = None  # of --from
-    notes: tuple[Note, ...] = ()  # on the numbers
-    card: Gpu | None = None  # whose context and workspaces are estimated
     inputs_given: bool = False  # by a Python program; `run` then has no sizes
 
     def plot(self) -> Any:
@@ -299,21 +304,16 @@ class FitRow(CostRow):
         return f"{self.checkpointing}, {self.precision}, seq {self.seq}"
 
 
-class FitReport(TableReport[FitRow], kind="fit"):
+class FitReport(StepReport[FitRow], kind="fit"):
     """The largest batch for each variant; with `asked_batch`, whether that one fits in `budget_bytes`."""
 
-    subject: Subject
-    run: RunConfig  # of all rows, without sizes, precision and checkpointing
     budget_bytes: int
-    card: Gpu | None
     asked_batch: int | None
     rows: tuple[FitRow, ...]
     batch_total: int | None = None  # of all ranks; each row then has the fewest ranks of its strategy
     tried_ranks: tuple[int, ...] = ()  # the numbers of ranks among which it was searched
     other_head: str = ""  # a class with another common head, if the asked batch was tried with it
     units: str = ""  # modules whose parameters FSDP gathers together, such as `12 x BertLayer`
-    training_file: TrainingFile | None = None  # of --from
-    notes: tuple[Note, ...] = ()  # on the numbers
     length_given: bool = False  # by the inputs; `seq` then has no effect
     answer: str = field(default="", init=False)  # the best of all variants: yes, uncertain or no
 
@@ -357,11 +357,9 @@ class LengthBatch(CostRow):
     exact_batch: int = 0  # not rounded
 
 
-class LengthsReport(TableReport[LengthsRow], kind="lengths"):
+class LengthsReport(StepReport[LengthsRow], kind="lengths"):
     """The result of `estimate --lengths` and `fit --lengths`."""
 
-    subject: Subject
-    run: RunConfig  # without sizes
     source: str  # of the lengths
     sequences: int
     truncated: int  # sequences that were longer than `longest`
@@ -372,9 +370,6 @@ class LengthsReport(TableReport[LengthsRow], kind="lengths"):
     rows: tuple[LengthsRow, ...]
     table: tuple[LengthBatch, ...] = ()  # of a search for the largest batches
     budget_bytes: int | None = None
-    card: Gpu | None = None
-    training_file: TrainingFile | None = None
-    notes: tuple[Note, ...] = ()
 
     @property
     def fits(self) -> bool:

@@ -7,9 +7,7 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.frozen import Record
-from bertscope.gpus import Gpu
-from bertscope.reports.base import Note, Subject, TableReport
-from bertscope.reports.memory import TrainingFile
+from bertscope.reports.memory import StepReport
 from bertscope.reports.step import CostRow
 from bertscope.settings.checkpointing import Checkpointing
 from bertscope.settings.rows import rows
@@ -63,17 +61,14 @@ class PlanRow(PlanPoint):
     lists: tuple[PlanList, ...] = ()
 
 
-class PlanReport(TableReport[PlanRow], kind="plan"):
+class PlanReport(StepReport[PlanRow], kind="plan"):
     """The plans for a limit, the cheapest that fits first; each was run on fake tensors.
 
     After the answer come plans that need less memory, then plans of runs with other settings; by `objective` time all
     are in its order. `cheaper` is the next cheaper plan, which does not fit; None if the first recomputes nothing.
     """
 
-    subject: Subject
-    run: RunConfig
     budget_bytes: int
-    card: Gpu | None = None
     batch_total: int | None = None
     objective: str = FLOPS
     rows: tuple[PlanRow, ...]
@@ -84,8 +79,6 @@ class PlanReport(TableReport[PlanRow], kind="plan"):
     largest_batch: int = 0  # that fits with the leanest plan, if none fits for the asked one
     may_change: tuple[str, ...] = ()  # what else was allowed to change
     units: str = ""  # of FSDP
-    training_file: TrainingFile | None = None
-    notes: tuple[Note, ...] = ()
     answer: str = field(default="", init=False)  # of the first plan: yes, uncertain or no
 
     def __post_init__(self) -> None:
