@@ -13,7 +13,7 @@ from bertscope.commands.table import COMMANDS
 __version__ = "0.1.0"
 
 _NAMES = {
-    "bertscope.api.counts": "verify",
+    "bertscope.analyses.verify": "verify",
     "bertscope.api.memory": "fits lengths training_script",
     "bertscope.checkpoints.reading": "read_checkpoint",
     "bertscope.config": "BertConfig Lora",

@@ -1,18 +1,19 @@
 """Comparison of a model with a checkpoint's header: names, shapes, dtypes, ties, buffers; no values."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bertscope.checkpoints.gguf import name_in_torch
-from bertscope.checkpoints.reading import Checkpoint, sums
+from bertscope.checkpoints.reading import Checkpoint, read_checkpoint, sums
 from bertscope.errors import Reason, SelectionError, SourceError, name_of
 from bertscope.model.bert import STORED_BUFFERS, modern_name, own_name
 from bertscope.model.lora import PeftModel
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
 from bertscope.reports.layer_ranges import collapse, in_order, without_numbers
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.find import Model, source_of, weights_path
 from bertscope.torch_access import nn, torch
 from bertscope.tracing.log import shape_of
 from bertscope.tracing.module_tree import subject
@@ -27,24 +28,38 @@ _Named = Sequence[tuple[str, StoredTensor]]  # the name that a tensor may have i
 
 
 def verify(
-    source: ModelSource,
-    checkpoint: Checkpoint,
+    model: Model,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     *,
     dtype: str | None = None,
     allow: Iterable[str] = (),
     strip_prefix: str | None = None,
+    name: str | None = None,
 ) -> VerifyReport:
     """Compare a model with a checkpoint's header: it fits if it has exactly the model's tensors, shapes and dtypes.
 
-    `dtype` (fp32, bf16, fp16) is expected of floating-point tensors, by default the one in the config.json, if
-    any. `allow` lists the findings that are reported but not wrong: missing, unexpected, dtype. `strip_prefix` is left
-    out of the file's names, "auto" finds it; without it, such a prefix is one finding, and the others are those beyond.
+    `checkpoint` is a file, an index, a folder with one, or a model in the Hugging Face cache; by default the one at the
+    model's path. `dtype` (fp32, bf16, fp16) is expected for floating-point tensors, by default the one in the
+    config.json, if any. `allow` lists the findings that are reported but not wrong: missing, unexpected, dtype.
+    `strip_prefix` is left out of the file's names; "auto" finds one such as `module.`.
+
+    >>> bertscope.verify("my-bert").fits  # a folder with config.json and model.safetensors
+    True
+    >>> bertscope.verify(bertscope.load("bert-tiny", architecture="BertForMaskedLM"), "my-bert").fits
+    False
     """
+    if checkpoint is None:
+        if not isinstance(model, (str, os.PathLike)):
+            raise SelectionError("name the checkpoint: verify(model, 'model.safetensors')")
+        checkpoint = model
+    if isinstance(checkpoint, (str, os.PathLike)):
+        checkpoint = read_checkpoint(weights_path(os.fspath(checkpoint)))
+    source = source_of(model, name=name)
     allowed = set(allow)
     if not allowed <= set(ALLOWABLE):
         raise SelectionError(f"allow takes {', '.join(ALLOWABLE)}; got {', '.join(sorted(allowed - set(ALLOWABLE)))}")
-    model = source.build()
-    expected = _ModelTensors(model, PRECISIONS[dtype].torch_name if dtype else source.stored_dtype)
+    built = source.build()
+    expected = _ModelTensors(built, PRECISIONS[dtype].torch_name if dtype else source.stored_dtype)
     named = _named(checkpoint)
     prefix = _wrapper(named, expected) if strip_prefix in (None, AUTO) else strip_prefix or ""
     count = sum(name.startswith(prefix) for name, _ in named) if prefix else 0
@@ -74,7 +89,7 @@ def verify(
         if not any(row.is_wrong for row in _ModelTensors(other.build(), None).rows(named))
     ]
     return VerifyReport(
-        subject=subject(model, source.name),
+        subject=subject(built, source.name),
         stored=sums(checkpoint),
         fits=not wrong and not checkpoint.problems,
         fitting=tuple(fitting),

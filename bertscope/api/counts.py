@@ -1,22 +1,17 @@
-"""`bertscope.count`, `bertscope.tree` and `bertscope.verify`, which load no more than a count needs."""
+"""`bertscope.count` and `bertscope.tree`, which load no more than a count needs."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertscope.api.requests import Model, built, public_function, shapes_of_run
-from bertscope.errors import SelectionError
+from bertscope.api.requests import built, public_function, shapes_of_run
 from bertscope.reports.modules import CountReport, TreeReport
-from bertscope.sources.find import source_of, stored_alone, weights_path
+from bertscope.sources.find import Model, stored_alone
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bertscope.api.requests import ShapesOfRun
-    from bertscope.checkpoints.reading import Checkpoint
-    from bertscope.reports.checkpoint import VerifyReport
 
 
 @public_function(shapes_of_run)
@@ -80,40 +75,3 @@ def _counted(
 
     module, shown = built(model, name)
     return getattr(params, question)(module, name=shown, shapes=shapes_of_run(model, **run), **options)
-
-
-# ---- `bertscope.verify` ----
-
-
-def verify(
-    model: Model,
-    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
-    *,
-    dtype: str | None = None,
-    allow: Iterable[str] = (),
-    strip_prefix: str | None = None,
-    name: str | None = None,
-) -> VerifyReport:
-    """Compare a model with a checkpoint's header: it fits if it has exactly the model's tensors, shapes and dtypes.
-
-    `checkpoint` is a file, an index, a folder with one, or a model in the Hugging Face cache; by default the one at the
-    model's path. `dtype` (fp32, bf16, fp16) is expected for floating-point tensors, by default the one in the
-    config.json, if any. `allow` lists the findings that are reported but not wrong: missing, unexpected, dtype.
-    `strip_prefix` is left out of the file's names; "auto" finds one such as `module.`.
-
-    >>> bertscope.verify("my-bert").fits  # a folder with config.json and model.safetensors
-    True
-    >>> bertscope.verify(bertscope.load("bert-tiny", architecture="BertForMaskedLM"), "my-bert").fits
-    False
-    """
-    from bertscope.analyses import verify as comparison
-    from bertscope.checkpoints.reading import read_checkpoint
-
-    if checkpoint is None:
-        if not isinstance(model, (str, os.PathLike)):
-            raise SelectionError("name the checkpoint: verify(model, 'model.safetensors')")
-        checkpoint = model
-    if isinstance(checkpoint, (str, os.PathLike)):
-        checkpoint = read_checkpoint(weights_path(os.fspath(checkpoint)))
-    source = source_of(model, name=name)
-    return comparison.verify(source, checkpoint, dtype=dtype, allow=allow, strip_prefix=strip_prefix)

@@ -11,7 +11,7 @@ from bertscope.analyses import diagram as diagrams
 from bertscope.analyses import explain as steps
 from bertscope.analyses.dataflow import Given
 from bertscope.api import requests
-from bertscope.api.requests import Model, public_function
+from bertscope.api.requests import public_function
 from bertscope.errors import SelectionError, name_of
 from bertscope.model.bert import BertModel, BertPreTrainedModel
 from bertscope.model.lora import PeftModel, base_model_of
@@ -21,7 +21,7 @@ from bertscope.reports.modules import FlopsReport
 from bertscope.settings.request import Request
 from bertscope.settings.run_config import INFERENCE, QUESTIONS, TRAINING
 from bertscope.sources.bert import BertSource
-from bertscope.sources.find import source_of
+from bertscope.sources.find import Model, source_of
 from bertscope.tracing import flops as work
 
 if TYPE_CHECKING:

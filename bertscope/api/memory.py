@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertscope.api import requests
-from bertscope.api.requests import Model, public_function
+from bertscope.api.requests import public_function
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, name_of, suggestion
@@ -26,7 +26,7 @@ from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
 from bertscope.settings.training import LEANER
-from bertscope.sources.find import source_of
+from bertscope.sources.find import Model, source_of
 from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import ModelSource
 from bertscope.units import FP32

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses import page as pages
+from bertscope.analyses.verify import verify
 from bertscope.api import requests
-from bertscope.api.counts import verify
 from bertscope.api.memory import ModelRequest, noted
-from bertscope.api.requests import Model, public_function
+from bertscope.api.requests import public_function
 from bertscope.checkpoints.reading import Checkpoint
 from bertscope.errors import SelectionError
 from bertscope.progress import expect
@@ -18,7 +18,7 @@ from bertscope.reports.page import DiffReport, PageReport
 from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.request import Request
 from bertscope.settings.run_config import STORED
-from bertscope.sources.find import source_of, stored_alone
+from bertscope.sources.find import Model, source_of, stored_alone
 from bertscope.sources.model_source import built_for_counting
 from bertscope.units import FP32
 

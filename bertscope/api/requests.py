@@ -8,21 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from bertscope.config import POSITIONS, BertConfig
+from bertscope.config import POSITIONS
 from bertscope.errors import SelectionError
 from bertscope.reports.memory import TrainingFile
 from bertscope.settings.request import Request, Resolved, read_settings
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import AUTOCAST, LIGHTNING, QUESTIONS, STORED, Limit, Question, RunConfig
-from bertscope.sources.find import source_of
+from bertscope.sources.find import Model, source_of
 from bertscope.sources.model_source import ModelSource, built_for_counting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bertscope.checkpoints.reading import Checkpoint
     from bertscope.memory.step import Loss
     from bertscope.settings.keywords import GivenInputs, RunSettings
     from bertscope.torch_access import nn
@@ -39,22 +38,6 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 INPUT_KEYWORDS = ("input_data", "input_size", "dtypes")
-
-
-class Configuration(Protocol):
-    """A configuration of transformers."""
-
-    model_type: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content of its config.json."""
-
-
-# A module, a name or path as for the command line, a configuration or its dictionary, or `bertscope.load(...)`; in some
-# functions a checkpoint, `bertscope.read_checkpoint(...)`.
-Model: TypeAlias = (
-    "nn.Module | ModelSource | Checkpoint | BertConfig | Configuration | Mapping[str, Any] | str | os.PathLike[str]"
-)
 
 
 def public_function(*passed_on: Callable[..., Any]) -> Callable[[Function], Function]:

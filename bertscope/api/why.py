@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope.analyses.why.findings import main_first
 from bertscope.analyses.why.reading import read_why
 from bertscope.api.memory import ModelRequest, fit, noted
-from bertscope.api.requests import Model, public_function, request_of
+from bertscope.api.requests import public_function, request_of
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
 from bertscope.memory.summary import on_card
@@ -21,7 +21,7 @@ from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.generate import changed
 from bertscope.settings.request import Request
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.find import source_of
+from bertscope.sources.find import Model, source_of
 from bertscope.sources.model_source import ModelSource
 
 if TYPE_CHECKING:

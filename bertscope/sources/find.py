@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from bertscope.checkpoints import WEIGHTS, has_modules, is_weights, weights_in
 from bertscope.config import ARCHITECTURES, BertConfig, Lora
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bertscope.checkpoints.reading import Checkpoint
+    from bertscope.torch_access import nn
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _CONFIGS = ("adapter_config.json", "config.json")
@@ -175,6 +176,22 @@ def find(
     family's configuration needs transformers.
     """
     return _find(os.fspath(model), download).with_options(**options)
+
+
+class Configuration(Protocol):
+    """A configuration of transformers."""
+
+    model_type: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of its config.json."""
+
+
+# A module, a name or path as for the command line, a configuration or its dictionary, or `bertscope.load(...)`; in some
+# functions a checkpoint, `bertscope.read_checkpoint(...)`.
+Model: TypeAlias = (
+    "nn.Module | ModelSource | Checkpoint | BertConfig | Configuration | Mapping[str, Any] | str | os.PathLike[str]"
+)
 
 
 def source_of(model: Any, *, name: str | None = None, inputs: Any = None) -> ModelSource:
