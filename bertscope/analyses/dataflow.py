@@ -231,7 +231,7 @@ def forward_diagram(
     depth: int | None = None,
     direction: str = "TB",
 ) -> GraphReport:
-    """Return the dataflow of the module at `path`, or of the model; `model` is not changed.
+    """Return the dataflow of the module at `path`, or of the model, which is not changed.
 
     `depth` is the number of levels to open; without it the layers of a stack are boxes, and so are the modules without
     a stack below them. For a self-attention of a BERT as the scope, the default is a head mask if the kernel takes one

@@ -40,12 +40,7 @@ _Times = Sequence[tuple[str, int]]  # names and numbers of the items of nested t
 def explain(
     source: ModelSource, path: str | None = None, *, batch: int = 1, seq: int = 128, inputs: Sequence[str] = ()
 ) -> ExplainReport:
-    """Return the steps of the model, or those under `path` (in any of the three namings), and the sums of its levels.
-
-    FLOPs count the matrix products of a forward pass, 2 for a multiply-add. The steps of a model that is no
-    BERT, or that has adapters, are its modules; `inputs` are texts for `inputs_for` that cannot be derived. Raises
-    SelectionError for a path that no step has.
-    """
+    """Return the report of `bertscope.explain` on a source; `inputs` are texts for `inputs_for`."""
     model = built_for_counting(source, attention=META_ATTENTION)
     if not isinstance(model, BertPreTrainedModel):
         return explain_modules(source, model, path, batch=batch, seq=seq, inputs=inputs)

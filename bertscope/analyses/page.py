@@ -37,13 +37,7 @@ _RECORDED = ("architectures", "transformers_version", "torch_dtype", "dtype", "a
 
 
 def diff(a: ModelSource | Checkpoint, b: ModelSource | Checkpoint, *, batch: int = 1, seq: int = 128) -> DiffReport:
-    """Return the differences between two models, or two checkpoints: settings, parameters, totals, forward FLOPs.
-
-    The FLOPs of a model whose forward pass does not run with the inputs that bertscope derives are None.
-
-    Paths are compared without their prefix (`bert.` or another family's), so that a model with a head matches
-    the same model without one, and without the wrappers of peft, so that only adapters differ.
-    """
+    """Return the differences between two models or two checkpoints, without FLOPs if a forward pass does not run."""
     one, other = (
         _of_checkpoint(side) if isinstance(side, Checkpoint) else _of_model(side, batch, seq) for side in (a, b)
     )

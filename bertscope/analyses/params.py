@@ -126,11 +126,9 @@ def counts(
     sort: str = "model",
     shapes: Mapping[str, InOut] | None = None,
 ) -> list[CountReport]:
-    """Return what `count` returns for each value of `by` in `tables`, from one reading of the model.
+    """Return what `bertscope.count` returns for each value of `by` in `tables`, from one reading of the model.
 
-    Equal layers are folded unless `by` is "parameter"; `folded` overrides this. `dtype` (fp32, bf16, fp16) sets the
-    bytes; by default the tensors' own dtypes do. `shapes`, as returned by `tracing.flops.shapes`, adds the shapes of
-    inputs and outputs.
+    `shapes`, as returned by `tracing.flops.shapes`, adds the shapes of inputs and outputs.
     """
     options: list[tuple[str, Any, Collection[Any]]] = [("by", by, BY) for by in tables]
     for option, value, allowed in (*options, ("sort", sort, SORTS), ("dtype", dtype, (*PRECISIONS, None))):
