@@ -53,11 +53,10 @@ def run(
         raise request.error(
             "{context} has no effect without {gpu} or {budget}; give one, or leave {context} out", "context"
         )
-    if gpu is not None and limit.context is not None:
-        gpu = replace(gpu, context_low_bytes=limit.context, context_high_bytes=limit.context)
     low, high = (gpu.context_low_bytes, gpu.context_high_bytes) if gpu is not None else CONTEXT_BYTES
     if limit.context is not None:
         low = high = limit.context
+    gpu = gpu and replace(gpu, context_low_bytes=low, context_high_bytes=high)
     if budget is not None and budget <= high:
         raise request.error("{budget} holds not even the context of CUDA; give more", "budget")
     wanted = ScriptRun(

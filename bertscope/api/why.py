@@ -63,11 +63,10 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
         )
     source = source_of(request.subject)
     work = ModelRequest.of(request, source)
-    gpu, other = work.card, report.other_bytes
+    gpu = work.card
     if gpu is not None and report.moment == OOM and report.source != MESSAGE and report.free_bytes is not None:
         outside = report.free_bytes + (report.reserved_bytes or report.allocated_bytes) + gpu.context_high_bytes
-        other = max(gpu.memory_bytes - outside, 0)
-        report = replace(report, total_bytes=gpu.memory_bytes, other_bytes=other)
+        report = replace(report, total_bytes=gpu.memory_bytes, other_bytes=max(gpu.memory_bytes - outside, 0))
     return replace(_compared(report, work), training_file=noted(request, work.runs))
 
 
