@@ -6,9 +6,9 @@ two shallow models run instead of the deep one; the repetition of a layer must t
 
 import os
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 from unittest.mock import patch
@@ -20,20 +20,19 @@ from bertscope.memory.kernels import device_semantics
 from bertscope.memory.ranks import (
     bucket_sizes,
     fake_ranks,
-    idle,
     layers_of,
     parallelize_fakes,
     rank_groups,
     units_text,
-    with_update,
-    without_broadcasts,
     zero_ranks,
+    zero_shares,
 )
-from bertscope.memory.step import Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
+from bertscope.memory.step import STEP_END, Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
 from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
-from bertscope.memory.trace import LARGE_BATCH, SMALLEST, MemoryTrace
+from bertscope.memory.trace import LARGE_BATCH, SMALLEST, UPDATE, Collective, MemoryTrace
 from bertscope.reports.base import Note
-from bertscope.reports.memory import Memory, MemoryReport, Variant
+from bertscope.reports.memory import BROADCAST, FORWARD, OPTIMIZER, Memory, MemoryReport, Variant
+from bertscope.settings.parallelism import MAX_WORLD_SIZE, ONE_PROCESS
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.settings.training import mini_batch
 from bertscope.sources.model_source import ModelSource, all_parameters, built_for_counting
@@ -141,14 +140,18 @@ class MemoryTraces:
     def _finished(self, trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
         """Return the memory in the run's loop, with the update of a rank that has some of the parameters."""
         if run_config.parallelism.row.divides_optimizer:
-            trace = with_update(trace, self.parameters(_kind(run_config)), run_config)
+            trace = _with_update(trace, self.parameters(_kind(run_config)), run_config)
         return in_loop(trace, run_config)
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
         source = self.source.with_layer_counts(dict(counts)) if counts else self.source
         if not run_config.parallelism.row.divides_optimizer:
             return source_trace(source, run_config)
-        return without_broadcasts(source_trace(source, replace(run_config, parallelism=idle(run_config.parallelism))))
+        # A rank that updates nothing, without the broadcasts of the parameters, of which a deeper model has more.
+        idle = replace(run_config.parallelism, world_size=MAX_WORLD_SIZE, mesh="", rank=MAX_WORLD_SIZE - 1)
+        trace = source_trace(source, replace(run_config, parallelism=idle))
+        calls = [(call, slope) for call, slope in trace.calls if (call.phase, call.kind) != (OPTIMIZER, BROADCAST)]
+        return replace(trace, calls=calls)
 
     def _repeated(self, trace: MemoryTrace, run_config: RunConfig, ran: int, wanted: int | None = None) -> MemoryTrace:
         stacks = self._repeats(run_config)
@@ -282,3 +285,86 @@ def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:
         return loss_of(module(*named.values()))[0]
 
     return {f"input {number}": value for number, value in enumerate(tensors)}, loss or call
+
+
+# ---- the update of a rank of ZeroRedundancyOptimizer ----
+#
+# Its step, clipping included, is the step of a rank without a parameter; its update is added. The parameters of one
+# rank are in runs of equal ones, of which few are updated instead of all.
+
+
+_PATH = "update.params"  # of the parameters that are updated
+Sort = tuple[torch.Size, torch.dtype, bool]  # of a parameter: True if it has a gradient
+
+
+def _with_update(trace: MemoryTrace, params: Sequence[tuple[str, nn.Parameter]], run_config: RunConfig) -> MemoryTrace:
+    """Return what a rank needs from what an idle rank needs; `params` are all parameters with their paths."""
+    ranks, rank = run_config.parallelism.world_size, run_config.parallelism.rank
+    calls = [(call._replace(ranks=ranks), slope) for call, slope in trace.calls]
+    marks = {number for number, where in enumerate(trace.places) if where[2] == UPDATE}
+    at = next((event for event, number in enumerate(trace.place_of) if number in marks), None)
+    if at is None:  # no optimizer step
+        return replace(trace, calls=calls)
+    trained = [(path, param) for path, param in params if param.requires_grad]
+    calls += [(Collective(OPTIMIZER, BROADCAST, "", param.nbytes, ranks), 0) for _, param in trained]
+    shares = zero_shares([param.numel() for _, param in trained], ranks)
+    updated = [trained[number] for number in shares[rank]] if rank < len(shares) else []
+    with_gradient = {kind.block.path for kind in trace.kinds if kind.block.operator == UPDATE}
+    kinds = [(param.shape, param.dtype, path in with_gradient) for path, param in updated]
+    update = _renamed(_update(kinds, run_config), [path for path, _ in updated])
+    first, first_place = len(trace.kinds), len(trace.places)
+    held = [first + number for number in update.held if update.kinds[number].block.part == "optimizer_state"]
+    changes, place_of = list(trace.changes), list(trace.place_of)
+    changes[at:at] = [number + first if number >= 0 else number - first for number in update.changes]
+    place_of[at:at] = [first_place + number for number in update.place_of]
+    return replace(trace, kinds=trace.kinds + update.kinds, held=trace.held + held, changes=changes,
+                   places=trace.places + update.places, place_of=place_of, calls=calls)  # fmt: skip
+
+
+def _update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
+    stack = LayerStack.of(_PATH, "", kinds)
+    few, more = (_traced_update(stack.few(units), run_config) for units in (RAN, RAN + 1))
+    if not same_events(with_copies(few, _PATH, stack.copies(RAN, RAN + 1)), more):
+        return _traced_update(kinds, run_config)
+    return with_copies(few, _PATH, stack.copies(RAN))
+
+
+def _renamed(trace: MemoryTrace, paths: Sequence[str]) -> MemoryTrace:
+
+    def renamed(path: str) -> str:
+        number, dot, rest = path.removeprefix(f"{_PATH}.").partition(".")
+        return f"{paths[int(number)]}{dot}{rest}" if path.startswith(f"{_PATH}.") else path
+
+    kinds = [kind._replace(block=kind.block._replace(path=renamed(kind.block.path))) for kind in trace.kinds]
+    places = [(phase, renamed(path), operator) for phase, path, operator in trace.places]
+    return replace(trace, kinds=kinds, places=places)
+
+
+def _traced_update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
+    run_config = replace(run_config, parallelism=ONE_PROCESS, batch=1, seq=1, loop=FREED, accumulate=1,
+                         clip_grad_norm=False, grad_scaler=False, ema=False, keep_gradients=True)  # fmt: skip
+    with fake_tensors(), device_semantics(run_config):
+        model = nn.Module()
+        model.update = nn.Module()
+        model.update.params = nn.ParameterList(torch.empty(shape, dtype=dtype) for shape, dtype, _ in kinds)
+        return fake_run(_Update(model, {}, run_config, trained=[kind[2] for kind in kinds]))
+
+
+@dataclass
+class _Update(ModelStep):
+    """A step of an optimizer only: the gradients exist and stay."""
+
+    trained: Sequence[bool] = ()
+
+    def _loop(self, run_config: RunConfig) -> Iterator[str]:
+        while True:
+            for _ in range(run_config.accumulate):
+                yield FORWARD
+                for param, is_trained in zip(self.model.parameters(), self.trained, strict=True):
+                    if is_trained and param.grad is None:
+                        param.grad = torch.empty_like(param)
+            if self.optimizer is not None:
+                yield OPTIMIZER
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=False)
+            yield STEP_END
