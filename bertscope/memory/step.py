@@ -28,6 +28,7 @@ from bertscope.settings.run_config import (
     RunConfig,
 )
 from bertscope.settings.training import MODEL, OPTIMIZERS
+from bertscope.sources.find import teachers
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import compile_module, nn, storage_key, torch, tree_map
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
@@ -316,7 +317,7 @@ def run_model(
     model: nn.Module = build(source)
     source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
     freeze(model, run_config.freeze)
-    add_teacher(model, run_config, build)
+    add_teacher(model, teachers(run_config.loss), build)
     if isinstance(base := base_model_of(model), BertPreTrainedModel):
         base.base_model.hides_positions = run_config.padding > 0 or run_config.compile  # a graph reads no values
     if run_config.dtype != STORED:

@@ -31,6 +31,7 @@ from bertscope.settings.checkpointing import NONE, with_eager_attention
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.settings.training import MODEL
+from bertscope.sources.find import teachers
 from bertscope.sources.model_source import REPEATED, ModelSource, built_for_counting
 from bertscope.torch_access import is_plain_meta, load_dynamo_later, nn, operator_packet, torch
 from bertscope.tracing.cache import saved
@@ -382,7 +383,7 @@ class FlopsRun:
             build_one = methodcaller("build", device=device, attention=META_ATTENTION)
             model: nn.Module = build_one(source)
             freeze(model, self.run.freeze)
-            add_teacher(model, self.run, build_one)
+            add_teacher(model, teachers(self.run.loss), build_one)
             model.train(training)
             source.checkpoint(model, with_eager_attention(self.run.checkpointing))
             return model

@@ -14,7 +14,6 @@ from bertscope.errors import SelectionError, name_of
 from bertscope.model.lora import base_model_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import MODEL, loss_parts
-from bertscope.sources.find import teachers
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn, torch, tree_map
 
@@ -280,7 +279,7 @@ class Teacher(nn.Module):
         return self.model(**inputs)
 
 
-def add_teacher(model: nn.Module, run_config: RunConfig, build: Callable[[ModelSource], nn.Module]) -> None:
-    """Add the teacher of loss `distil`, if the run has it, to the model as its part `teacher`."""
-    for source in teachers(run_config.loss):
+def add_teacher(model: nn.Module, teachers: Iterable[ModelSource], build: Callable[[ModelSource], nn.Module]) -> None:
+    """Add the teacher of loss `distil`, if there is one, to the model as its part `teacher`."""
+    for source in teachers:
         model.teacher = Teacher(build(source.for_run()), model)
