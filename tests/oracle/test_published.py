@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.analyses.diagram.test_diagram import DOCUMENT, DOCUMENT_CONFIG, document_attributes
-from tests.conftest import GOLDEN
+from tests.conftest import EVERY_CASE, GOLDEN
 from tests.test_benchmarks import PUBLISHED, ROWS
 from tests.test_documents import OF_TRANSFORMERS, check_statements
 
 OF_SCRIPT = [row for row in ROWS if (row.program, row.quantity) == (PUBLISHED.SCRIPT, PUBLISHED.ALLOCATED)
              and row.settings["precision"] == "fp16"]  # fmt: skip
 SCRIPT = [row for row in OF_SCRIPT if row.model == PUBLISHED.REPLAYED]
+long = pytest.mark.skipif(not EVERY_CASE, reason="it takes seconds; .ci/versions oracle runs it")
 
 
 @pytest.mark.parametrize("row", SCRIPT, ids=lambda row: f"{row.attention}-{row.batch}x{row.seq}")
@@ -30,6 +31,7 @@ def test_a_rotary_model_of_another_card_takes_the_allocated_bytes_that_were_publ
     assert exact == {"eager 128", "sdpa 128", "eager 1024", "sdpa 1024", "sdpa 2048"}
 
 
+@long
 def test_the_replay_of_a_published_script_with_its_history_meets_its_figures():
     errors = [abs(found - row.value_bytes) for row, found in PUBLISHED.replays(SCRIPT)]
     assert len(errors) == 12
@@ -37,6 +39,7 @@ def test_the_replay_of_a_published_script_with_its_history_meets_its_figures():
     assert sum(error < 0.02e6 for error in errors) == 10
 
 
+@long
 def test_a_model_whose_layers_are_one_takes_the_allocated_bytes_that_were_published():
     """ALBERT in fp16 with eager attention; pull request 32092 of transformers, which names no card."""
     rows = [row for row in OF_SCRIPT if row.model == "albert-base-v2" and row.attention == "eager"]
