@@ -207,10 +207,8 @@ def _cuda(put: Put, device: FakeGpu) -> None:
         return counters
 
     def reset(*_: Any) -> None:
-        allocator.peak_allocated_bytes, allocator.peak_reserved_bytes = (
-            allocator.allocated_bytes,
-            allocator.reserved_bytes,
-        )
+        allocator.peak_allocated_bytes = allocator.allocated_bytes
+        allocator.peak_reserved_bytes = allocator.reserved_bytes
 
     def has_bf16(including_emulation: bool = True) -> bool:
         return able >= (8, 0) or including_emulation

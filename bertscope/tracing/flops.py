@@ -353,28 +353,32 @@ class FlopsRun:
 
     def at(self, batch: int, seq: int) -> FlopsReport:
         """Return the report at one batch and sequence length."""
-        run = replace(self.run, batch=batch, seq=seq)
-        report: FlopsReport = saved("flops", self.source, run, partial(self._at, batch, seq), to_json, _read)
+        sized = self._sized(batch, seq)
+        report: FlopsReport = saved("flops", self.source, sized.run, sized._of_few_layers, to_json, _read)
         return report
 
-    def _at(self, batch: int, seq: int) -> FlopsReport:
+    def of_all_layers(self, batch: int, seq: int) -> FlopsReport:
+        """Return the same report from a run of every layer."""
+        sized = self._sized(batch, seq)
+        return sized._report(*sized._run(self.source))
+
+    def _sized(self, batch: int, seq: int) -> "FlopsRun":
+        return replace(self, run=replace(self.run, batch=batch, seq=seq))
+
+    def _of_few_layers(self) -> FlopsReport:
         stacks = layer_stacks(self.source, checkpointing=self.run.checkpointing, frozen=self.run.freeze)
         few = {stack.path: stack.few(RAN) for stack in stacks}
         if sum(map(len, few.values())) < sum(len(stack.kinds) for stack in stacks):
             counts = {stack.field: len(few[stack.path]) for stack in stacks}
             checkpointing = shortened(self.run.checkpointing, few)
             shallow = replace(self, run=replace(self.run, checkpointing=checkpointing))
-            model, recorded, loss = shallow._run(self.source.with_layer_counts(counts), batch, seq)
+            model, recorded, loss = shallow._run(self.source.with_layer_counts(counts))
             tree = repeated(work_tree(model, recorded), {stack.path: stack.copies(RAN) for stack in stacks})
             if tree is not None:
-                return self._report(model, recorded, loss, batch, seq, tree)
-        return self.of_all_layers(batch, seq)
+                return self._report(model, recorded, loss, tree)
+        return self._report(*self._run(self.source))
 
-    def of_all_layers(self, batch: int, seq: int) -> FlopsReport:
-        """Return the same report from a run of every layer."""
-        return self._report(*self._run(self.source, batch, seq), batch, seq)
-
-    def _run(self, source: ModelSource, batch: int, seq: int) -> tuple[nn.Module, Trace, str]:
+    def _run(self, source: ModelSource) -> tuple[nn.Module, Trace, str]:
         """Return the model of this source on meta, its trace, and the name of the loss that backward starts from."""
         training = self.run.mode == TRAINING
         source = source.for_run()
@@ -390,22 +394,21 @@ class FlopsRun:
 
         model = build_at()
         labels = training and self.run.loss == MODEL
-        inputs = inputs_for(model, batch, seq, labels=labels, described=self.run.input)
-        inputs = batch_of_texts(replace(self.run, batch=batch), inputs)
+        inputs = inputs_for(model, self.run.batch, self.run.seq, labels=labels, described=self.run.input)
+        inputs = batch_of_texts(self.run, inputs)
         run = partial(run_as_it_is, training=training, padding=self.run.padding, loss=loss_function(self.run))
         recorded, loss = run_without_values(source, model, inputs, run, build_at, self.run.input)
         return model, recorded, loss if labels or not training else self.run.loss
 
-    def _report(
-        self, model: nn.Module, recorded: Trace, loss: str, batch: int, seq: int, tree: Repeated | None = None
-    ) -> FlopsReport:
-        inputs, encoder = inputs_for(model, batch, seq, described=self.run.input), None
+    def _report(self, model: nn.Module, recorded: Trace, loss: str, tree: Repeated | None = None) -> FlopsReport:
+        run, encoder = self.run, None
+        inputs = inputs_for(model, run.batch, run.seq, described=run.input)
         if isinstance(inputs, dict):  # the encoder's tokens, of a model with cross-attention
             ids = inputs.get("input_ids") if "decoder_input_ids" in inputs else None
             encoder = inputs.get("encoder_hidden_states", ids)
         report = flops_report(
-            model, recorded, self.source.name, tree, mode=self.run.mode, checkpointing=self.run.checkpointing,
-            batch=batch, seq=seq, loss=loss, encoder_seq=None if encoder is None else encoder.shape[1],
+            model, recorded, self.source.name, tree, mode=run.mode, checkpointing=run.checkpointing,
+            batch=run.batch, seq=run.seq, loss=loss, encoder_seq=None if encoder is None else encoder.shape[1],
         )  # fmt: skip
         config = self.source.bert_config  # with the number of all layers
         return report if config is None else replace(report, subject=replace(report.subject, config=config.to_dict()))
