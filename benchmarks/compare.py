@@ -169,7 +169,6 @@ EXPECTED: list[Expected] = [
     Expected("^python: load", r".*\.(implementation|uses_transformers_masks)", "the setting left"),
     Expected("sweep", r".*\.key", "the key is a hash of all settings"),
     Expected("sweep .*csv", r"out\.numbers", "the key is a hash of all settings"),
-    Expected("plan", r".*\.objective", "FLOPs again are recompute FLOPs"),
     Expected("", r".*\.(step_seconds\.\d+|median_seconds|warmup_seconds|(tokens|flops)_per_second)", _TIMES),
     Expected("", r".*\.(resident_before|high_water|process_high_water|run_high_water)_bytes", _TIMES),
 ]  # fmt: skip
