@@ -152,16 +152,16 @@ class CommandLine(SimpleNamespace):
 
     def further(self, name: str, changes: Mapping[str, Any]) -> str:
         """Return the line of another command with what was typed for this one that it takes too, and with changes."""
-        command, words = COMMANDS[name], ["bertscope", name]
-        given = {key: value for key, value in self.given.items() if key not in _OUTPUTS} | dict(changes)
-        for key in sorted((own.name for own in parameters(command)), key=lambda key: key != "model"):
-            value = given.get(key)
+        command, line = COMMANDS[name], ["bertscope", name]
+        typed = {key: value for key, value in self.given.items() if key not in _OUTPUTS} | dict(changes)
+        for key in sorted((parameter.name for parameter in parameters(command)), key=lambda key: key != "model"):
+            value = typed.get(key)
             is_setting = key in command.settings
             row = QUESTIONS[name].table[key] if is_setting else option_row(name, key)
             if value is None or value in ((), [], "") or (not is_setting and key != "model" and value == row.default):
                 continue
-            words += _spelled(row, key, value)
-        return shlex.join(words)
+            line += _spelled(row, key, value)
+        return shlex.join(line)
 
     def show(self, report: Any, **options: Any) -> None:
         """Write the report in the wanted format to stdout or into the file."""

@@ -34,7 +34,8 @@ class Column(Record, kw_only=False):
     right: bool = False
     detail: int = 0
     csv_order: int = 0
-    shown: bool = True
+    shown: bool = True  # where it has a text in any row
+    missing: str = ""  # what it shows of a row that has no value
     is_verdict: bool = False  # its cells have the colour of their first word
     is_wide: bool = False  # left out where a line has no room for it
 
@@ -50,7 +51,7 @@ class Column(Record, kw_only=False):
         def value(read: Read, row: Any) -> Any:
             return None if (inside := inner(row)) is None else read(inside)
 
-        return replace(self, text=text, csv={name: partial(value, read) for name, read in csv.items()})
+        return replace(self, text=text, missing=missing, csv={name: partial(value, read) for name, read in csv.items()})
 
 
 def reader(path: str | Read) -> Read:
@@ -129,14 +130,18 @@ def copies_text(copies: int) -> str:
     return f" ({copies} x)" if copies > 1 else ""
 
 
-def shown_columns(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns of a table."""
-    return [column for column in columns if column.shown]
+def shown_columns(columns: Iterable[Column], rows: Sequence[Any]) -> list[Column]:
+    """Return the columns of a table that have a text in any of these rows; without rows all."""
+
+    def has_text(column: Column) -> bool:
+        return not rows or any(column.text(row) not in ("", column.missing) for row in rows)
+
+    return [column for column in columns if column.shown and has_text(column)]
 
 
 def markdown_text(columns: Sequence[Column], rows: Sequence[Any]) -> str:
     """Return the rows as a GitHub table."""
-    columns = shown_columns(columns)
+    columns = shown_columns(columns, rows)
     lines = [
         [_markdown_cell(column.title) for column in columns],
         ["---:" if column.right else "---" for column in columns],
@@ -187,13 +192,13 @@ def table_text(
     lines of their own.
     """
     first, rest = (
-        [_Cells.of(column, rows) for column in part if column.shown and (target.verbose or not column.detail)]
+        [_Cells.of(column, rows) for column in shown_columns(part, rows) if target.verbose or not column.detail]
         for part in (columns[:names], columns[names:])
     )
     width = target.width or sys.maxsize
 
     def fits(group: Sequence[_Cells]) -> bool:
-        least = _narrowed([*first, *group], 0, _GAPS[-1], words=False)
+        least = _narrowed([*first, *group], 0, _GAPS[-1], breaks_words=False)
         return _line_width(least, _GAPS[-1]) <= width
 
     while not target.verbose and not fits(rest) and (wide := [cells for cells in rest if cells.column.is_wide]):
@@ -229,11 +234,11 @@ class _Cells(Record, kw_only=False):
             texts = [*map(visible, texts)]
         return cls(column, texts, max(map(len if everything.isascii() else text_width, texts)))
 
-    def least_width(self, *, words: bool) -> int:
+    def least_width(self, *, breaks_words: bool) -> int:
         """Return the width of the longest text that is not broken: a word of the heading, a cell or a word of it."""
         heading, *cells = self.texts
         widths = [*map(text_width, cells)]
-        if words and not self.column.right and max(widths, default=0) > _NARROWEST_TEXT:
+        if breaks_words and not self.column.right and max(widths, default=0) > _NARROWEST_TEXT:
             widths = [_NARROWEST_TEXT, *(text_width(part) for cell in cells for part in unbroken(cell))]
         return max([*map(text_width, unbroken(heading)), *widths, 0])
 
@@ -246,10 +251,10 @@ def _line_width(columns: Sequence[_Cells], gap: str) -> int:
     return 1 + sum(cells.width for cells in columns) + len(gap) * (len(columns) - 1)
 
 
-def _narrowed(columns: Sequence[_Cells], width: int, gap: str, *, words: bool) -> list[_Cells]:
-    """Return the columns with headings, and with `words` cells of words, in as many lines as the width asks for."""
+def _narrowed(columns: Sequence[_Cells], width: int, gap: str, *, breaks_words: bool) -> list[_Cells]:
+    """Return the columns with headings, and if wanted cells of words, in as many lines as the width asks for."""
     excess, narrowed = max(_line_width(columns, gap) - width, 0), [*columns]
-    least = {number: cells.least_width(words=words) for number, cells in enumerate(columns) if number}
+    least = {number: cells.least_width(breaks_words=breaks_words) for number, cells in enumerate(columns) if number}
     for number in sorted(least, key=lambda number: least[number] - columns[number].width):
         narrower = min(excess, columns[number].width - least[number])
         narrowed[number] = replace(columns[number], width=columns[number].width - narrower)
@@ -261,8 +266,8 @@ def _drawn(columns: Sequence[_Cells], rows: Sequence[tuple[int, bool]], target: 
     """Return the rows of these numbers, each in bold or not; row 0 is the heading."""
     drawn, gap = [*columns], _GAPS[0]
     if target.width:
-        for gap, words in ((_GAPS[0], False), (_GAPS[1], False), (_GAPS[1], True)):
-            drawn = _narrowed(columns, target.width, gap, words=words)
+        for gap, breaks_words in ((_GAPS[0], False), (_GAPS[1], False), (_GAPS[1], True)):
+            drawn = _narrowed(columns, target.width, gap, breaks_words=breaks_words)
             if (excess := _line_width(drawn, gap) - target.width) <= 0:
                 break
         else:

@@ -256,21 +256,21 @@ def _graph(report: GraphReport) -> Iterator[str]:
         yield f"{_quoted(edge.source)} -> {_quoted(edge.target)}{label};"
 
 
-def _group(path: str, report: GraphReport, words: Mapping[str, list[str]] | None = None) -> Iterator[str]:
+def _group(path: str, report: GraphReport, labels: Mapping[str, list[str]] | None = None) -> Iterator[str]:
     """Yield the boxes of a group and of those in it; `words` are those of arrows, by group, in a narrow drawing."""
     for node in report.nodes:
         if node.group == path:
             yield _box(node)
-    yield from (words or {}).get(path, ())
+    yield from (labels or {}).get(path, ())
     for number, group in enumerate(report.groups):
         if group.parent == path:
             yield f"subgraph cluster_{number} {{"
             label = group_label(group)
-            lines = label.split(": ") if words is not None and len(label) > _LONG_TITLE else [label]
+            lines = label.split(": ") if labels is not None and len(label) > _LONG_TITLE else [label]
             yield f'  label={_lines(lines)}; style="rounded"; color="#57606a";'
-            if words is not None:
+            if labels is not None:
                 yield "  margin=5;"
-            yield from (f"  {line}" for line in _group(group.path, report, words))
+            yield from (f"  {line}" for line in _group(group.path, report, labels))
             yield "}"
 
 
@@ -282,7 +282,7 @@ def _narrow_graph(report: GraphReport, weight: int | None) -> Iterator[str]:
     """
     parents = {group.path: group.parent for group in report.groups}
     groups = {node.id: node.group for node in report.nodes}
-    words: dict[str, list[str]] = {}  # by group
+    labels: dict[str, list[str]] = {}  # by group
     links: list[str] = []
     below = dict(pairwise(_column(report))) if weight is not None else {}
     for number, (edge, lines) in enumerate(arrows(report, is_narrow=True)):
@@ -294,12 +294,12 @@ def _narrow_graph(report: GraphReport, weight: int | None) -> Iterator[str]:
         group = next(path for path in _with_parents(groups[edge.target], parents) if path in around)
         middle = _quoted(f"arrow {number}")
         size = 'shape=plaintext, style="", margin="0.02", width=0, height=0'
-        words.setdefault(group, []).append(f'{middle} [class="words", {size}, label={_lines(lines)}];')
+        labels.setdefault(group, []).append(f'{middle} [class="words", {size}, label={_lines(lines)}];')
         links += [f"{source} -> {middle} [arrowhead=none, weight=8];", f"{middle} -> {target};"]
         if edge.source in below:
             links.append(f"{middle} -> {_quoted(below[edge.source])} [style=invis, weight=0];")
     yield "rankdir=TB;"
-    yield from _group("", report, words)
+    yield from _group("", report, labels)
     yield from links
     yield from (f"{_quoted(one)} -> {_quoted(other)} [style=invis, weight={weight}];" for one, other in below.items())
 

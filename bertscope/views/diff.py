@@ -101,17 +101,15 @@ VIEW = View(
 # ---- a checkpoint ----
 
 
-def _checkpoint_columns(report: CheckpointReport) -> list[Column]:
-    rows = report.rows
-    return [
-        Column("tensor", lambda row: one_line(row.name) + copies_text(row.copies), values("name")),
-        attribute("dtype", "dtype"),
-        attribute("shape", "shape", "copies", text=shape_text),
-        number("params", "params"),
-        number("bytes", "bytes", bytes_text, detail=True),
-        attribute("packing", "packing", shown=any(row.packing for row in rows)),
-        attribute("shares the storage of", "shares", text=one_line, shown=any(row.shares for row in rows)),
-    ]
+_STORED = (
+    Column("tensor", lambda row: one_line(row.name) + copies_text(row.copies), values("name")),
+    attribute("dtype", "dtype"),
+    attribute("shape", "shape", "copies", text=shape_text),
+    number("params", "params"),
+    number("bytes", "bytes", bytes_text, detail=True),
+    attribute("packing", "packing"),
+    attribute("shares the storage of", "shares", text=one_line),
+)
 
 
 def _checkpoint_answer(report: CheckpointReport) -> str:
@@ -158,7 +156,7 @@ def _checkpoint_lines(report: CheckpointReport, target: Target | None) -> Iterat
 checkpoint = View(
     answer=_checkpoint_answer,
     settings=lambda report: f"{one_line(report.stored.name, limit=120)}: {report.stored.format}",
-    columns=_checkpoint_columns,
+    columns=_STORED,
     lines=_checkpoint_lines,
     name_width=17,
 )

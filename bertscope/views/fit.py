@@ -27,7 +27,7 @@ def columns(report: FitReport) -> list[Column]:
     searched, are_all = report.asked_batch is None and not by_ranks, all(row.fits for row in report.rows)
     named_strategy = step.strategy_names(row.checkpointing for row in report.rows)
     several = {name: len({getattr(row, name) for row in report.rows}) > 1 for name in ("seq", "precision")}
-    costs = step.cost_columns(report.rows, without=["fits"] * (report.asked_batch is None and are_all))
+    costs = step.cost_columns(without=["fits"] * (report.asked_batch is None and are_all))
     return [
         number("GPUs", "ranks", shown=by_ranks),
         attribute("strategy", "strategy", text=_strategy, shown=by_ranks),
@@ -114,7 +114,7 @@ def _tip(report: FitReport) -> str:
     changes: dict[str, Any] = {"batch": batch}
     name, why = "estimate", f"see what batch {count_text(batch)} needs, part by part"
     if not row.fits:
-        larger = [card for card in GPUS.values() if usable(card.memory_bytes, row.cost.margin) > row.cost.gpu_bytes]
+        larger = [one for one in GPUS.values() if usable(one.memory_bytes, row.cost.margin) > row.cost.gpu_bytes]
         if batch > 1 and is_training and best.largest_batch:
             strategy = best.checkpointing if best.checkpointing != NONE else None
             settings: dict[str, Any] = {"precision": best.precision, "seq": best.seq, "checkpointing": strategy}
@@ -209,14 +209,14 @@ def _compared_notes(reports: Sequence[FitReport]) -> Iterator[str]:
 
 
 def _gpu_notes(report: FitReport) -> Iterator[str]:
-    cost, card = report.rows[0].cost, report.card
+    cost, gpu = report.rows[0].cost, report.card
     low, high = cost.context.low_bytes, cost.context.high_bytes
-    is_calibrated = card is not None and bool(card.calibration)
-    if card and is_calibrated:
-        yield f"{card.name}: {card.calibration}; CUDA context {step.range_text(low, high)}, as measured."
+    is_calibrated = gpu is not None and bool(gpu.calibration)
+    if gpu and is_calibrated:
+        yield f"{gpu.name}: {gpu.calibration}; CUDA context {step.range_text(low, high)}, as measured."
     else:
-        capacity = f"{card.name}: {card.source}. " if card else ""
-        source = f" ({card.context_source})" if card and card.context_source else ""
+        capacity = f"{gpu.name}: {gpu.source}. " if gpu else ""
+        source = f" ({gpu.context_source})" if gpu and gpu.context_source else ""
         where = f", published{source}; {named('context')} sets yours" if low < high else ""
         yield f"{capacity}CUDA context: {step.range_text(low, high)}{where}."
     yield (
@@ -372,11 +372,11 @@ def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
         number("mean peak", "expected_bytes", bytes_text),
         Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
                right=True, detail=True),
-        *step.cost_columns(report.rows, peak="worst peak"),
+        *step.cost_columns(peak="worst peak"),
         number("epoch FLOPs", "epoch_flops", flops_text),
     ]  # fmt: skip
     lengths = Column("lengths", lambda row: f"{row.low}-{row.high}")
-    by_length = [lengths, number("sequences", "sequences"), number("batch", "batch"), *step.cost_columns(report.table)]
+    by_length = [lengths, number("sequences", "sequences"), number("batch", "batch"), *step.cost_columns()]
     return [Table(columns, report.rows, lambda row: row is chosen), Table(by_length, report.table)]
 
 

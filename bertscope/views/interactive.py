@@ -118,9 +118,9 @@ def details(item: Item, whole: int) -> Iterator[str]:
         yield f"  {tensor.name.removeprefix(f'{item.path}.')} {shape_text(shape)} {size}{tied}{frozen}"
 
 
-def matches(item: Item, words: str) -> bool:
+def matches(item: Item, text: str) -> bool:
     """Return True if the words are in the class, or in the path and not only in the path of the module around it."""
-    path, wanted = item.path.lower(), words.lower()
+    path, wanted = item.path.lower(), text.lower()
     return wanted in item.type.lower() or (wanted in path and wanted not in path.rpartition(".")[0])
 
 

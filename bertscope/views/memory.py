@@ -264,28 +264,26 @@ _SMALL = 0.001  # of the peak: such as the position numbers of a BERT, and its i
 def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[Column]:
     """Return the columns of a report's variants: the parts at the peak, the cost, and what `profile` measured."""
     variants = report.variants
-    costs = step.cost_columns(variants, fits=f"fits on {report.card.name}" if report.card else "fits")
+    costs = step.cost_columns(fits=f"fits on {report.card.name}" if report.card else "fits")
     steps = max((len(variant.timing.step_seconds) for variant in variants if variant.timing), default=0)
     measured = partial(number, csv=())
     return [
-        *step.part_columns(variants, "memory.peak", part_groups),
+        *step.part_columns("memory.peak", part_groups),
         *costs[:1],
         *step.phase_columns(variants, "memory.phases", indent="  "),
         *costs[1:],
-        *step.shown_by(variants, [
-            Column("estimated peak", lambda row: "" if row.error is None else bytes_text(row.estimated.cost.peak_bytes),
-                   right=True),
-            Column("  worst error", _error_text, right=True),
-            measured("process: one step", "process", lambda process: (
-                f"+{bytes_text(process.high_water_bytes - process.resident_before_bytes)}"), detail=step.VERBOSE),
-            measured("process: whole run", "process.run_high_water_bytes", bytes_text, detail=step.VERBOSE),
-            measured(f"step, median of {steps}", "timing", lambda timing: (
-                f"{timing.median_seconds:.3f} s" if timing.step_seconds else "")),
-            measured("  slowest - fastest", "timing.step_seconds", lambda seconds: (
-                f"{max(seconds) - min(seconds):.3f} s" if len(seconds) > 1 else "")),
-            measured("tokens per second", "timing.tokens_per_second", "{:,.0f}".format, detail=step.VERBOSE),
-            measured("FLOP/s", "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G", detail=step.VERBOSE),
-        ]),
+        Column("estimated peak", lambda row: "" if row.error is None else bytes_text(row.estimated.cost.peak_bytes),
+               right=True),
+        Column("  worst error", _error_text, right=True),
+        measured("process: one step", "process", lambda process: (
+            f"+{bytes_text(process.high_water_bytes - process.resident_before_bytes)}"), detail=step.VERBOSE),
+        measured("process: whole run", "process.run_high_water_bytes", bytes_text, detail=step.VERBOSE),
+        measured(f"step, median of {steps}", "timing", lambda timing: (
+            f"{timing.median_seconds:.3f} s" if timing.step_seconds else "")),
+        measured("  slowest - fastest", "timing.step_seconds", lambda seconds: (
+            f"{max(seconds) - min(seconds):.3f} s" if len(seconds) > 1 else "")),
+        measured("tokens per second", "timing.tokens_per_second", "{:,.0f}".format, detail=step.VERBOSE),
+        measured("FLOP/s", "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G", detail=step.VERBOSE),
     ]  # fmt: skip
 
 
@@ -357,9 +355,9 @@ def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | No
     if not saved.rows or not (is_detailed or shown_rows is not None):
         return tables
     shown = saved.rows if target is None else saved.rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
-    others = saved.rows[len(shown) :]
-    rest = ", ".join(bytes_text(sum(sizes)) for sizes in [*zip(*others, strict=True)][1:])
-    more = f"and {len(others)} more, {rest}; {named('rows')} 0 lists them all\n" if others else ""
+    hidden = saved.rows[len(shown) :]
+    rest = ", ".join(bytes_text(sum(sizes)) for sizes in [*zip(*hidden, strict=True)][1:])
+    more = f"and {len(hidden)} more, {rest}; {named('rows')} 0 lists them all\n" if hidden else ""
     return [*tables, replace(saved, rows=shown, below=more)]
 
 
@@ -373,7 +371,7 @@ def _records(report: MemoryReport) -> Table:
         for phase in memory.phases
     ]
     of_phase = ("phase", "peak_bytes", "path", "operator")
-    costs = [(name, read) for column in step.cost_columns(rows, "memory.cost") for name, read in column.csv.items()]
+    costs = [(name, read) for column in step.cost_columns("memory.cost") for name, read in column.csv.items()]
     return Table([
         csv_only(values("checkpointing", "reentrant", of="variant")),
         csv_only(values("obtained", of="memory")),

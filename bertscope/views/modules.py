@@ -1,7 +1,7 @@
 """The reports on modules, `count`, `tree` and `flops`, as tables, CSV and Markdown."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -48,25 +48,23 @@ def _is_root(row: Any) -> bool:
     return not row.depth
 
 
-def _in_out(rows: Iterable[Any], **options: Any) -> list[Column]:
-    """Return the columns of the shapes and dtypes that go into each module and come out; shown if any row has them."""
-    is_traced = any(row.inputs or row.outputs for row in rows)
+def _in_out(**options: Any) -> list[Column]:
+    """Return the columns of the shapes and dtypes that go into each module and come out."""
 
     def column(title: str, name: str) -> Column:
         def text(row: Any) -> str:
             return tensors_text(getattr(row, name))
 
-        return Column(title, text, {name: text}, shown=is_traced, **options)
+        return Column(title, text, {name: text}, **options)
 
     return [column("in", "inputs"), column("out", "outputs")]
 
 
-def _per_layer(rows: Iterable[Any], **options: Any) -> Column:
+def _per_layer(**options: Any) -> Column:
     def text(row: Any) -> str:
         return count_text(row.each_params) if row.copies > 1 and row.params else ""
 
-    has_copies = any(row.copies > 1 for row in rows)
-    return Column("per layer", text, values("copies", "each_params"), right=True, shown=has_copies, **options)
+    return Column("per layer", text, values("copies", "each_params"), right=True, **options)
 
 
 # ---- count ----
@@ -85,14 +83,13 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
         Column("type", lambda row: " + ".join(dict.fromkeys(row.type.split(" + "))), values("type"), detail=True),
         Column("tensors", _shapes, {"shapes": _shapes}, csv_order=3, detail=report.by == "layer",
                shown=report.by != "group"),
-        _per_layer(rows),
+        _per_layer(),
         number("params", "params", csv=["params", "distinct_params"]),
         number("share", "share", share_text, csv_order=2),
         number("bytes", "bytes", bytes_text, detail=True, csv_order=1),
         number("trainable", "trainable_params", shown=report.totals.frozen_params > 0),
-        attribute("tied to", "tied_to", csv=["in_layer_sum", "tied_to"], detail=True, csv_order=2,
-             shown=any(row.tied_to or not row.in_layer_sum for row in rows)),
-        *_in_out(lines, csv_order=3),
+        attribute("tied to", "tied_to", csv=["in_layer_sum", "tied_to"], detail=True, csv_order=2),
+        *_in_out(csv_order=3),
     ]  # fmt: skip
     return Table(columns, lines, lambda row: row.parts or row.name == _TOTAL)
 
@@ -200,11 +197,11 @@ def tree_table(report: TreeReport, target: Target | None = Target()) -> Table:  
     columns = [
         Column("module", lambda row: names[row.path], values("depth", "depth_index", "path", "name")),
         Column("type: depth-index", _type, values("type")),
-        _per_layer(rows, detail=True),
+        _per_layer(detail=True),
         number("params", "params", _some, csv=["params", "distinct_params", "trainable_params"]),
         number("share", "share", _share, is_wide=True),
         csv_only(values("same_as")),
-        *_in_out(rows),
+        *_in_out(),
         csv_only(values("bytes") | {"kernel_size": kernel_size}),
     ]
     return Table(columns, rows, _is_root)

@@ -82,7 +82,7 @@ def _kept_words(lists: Sequence[PlanList]) -> str:
     if list(counts.values()).count(layers) > max(len(counts) // 2, _MOST_NAMED - 1):
         whole = f"all products but {not_all}" if not_all else "all products"
     by_count.pop(0, None)
-    texts = [whole, *(f"{words} (last {count} of {layers})" for count, words in by_count.items())]
+    texts = [whole, *(f"{names} (last {count} of {layers})" for count, names in by_count.items())]
     if kept_whole := lists[0].layers - layers:
         texts.append(f"last {kept_whole} whole")
     return "; ".join(filter(None, texts)) or "no product"
@@ -129,7 +129,7 @@ def columns(report: PlanReport) -> list[Column]:
         Column("plan", lambda row: one_line(label(row), limit=_LABEL), values("checkpointing")),
         Column("micro-batch", lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
                right=True, shown=several),
-        *step.cost_columns(report.rows),
+        *step.cost_columns(),
         Column("recomputed", share, values("recompute_share"), right=True),
         Column("what changes", lambda row: _words(row.changes) or "-", shown=any(row.changes for row in report.rows)),
         csv_only({"changes": lambda row: _options(row.changes) or "-"} | values("moved_bytes_again")),

@@ -65,7 +65,7 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
     columns = [
         number("step", "step", lambda number: str(number) if number else "-"),
         attribute("phase", "phase"),
-        *step.cost_columns(phases, without=["peak in", "on the GPU"]),
+        *step.cost_columns(without=["peak in", "on the GPU"]),
         attribute("line", "line", missing="-"),
         attribute("module", "path", of="cost.peak", missing="-"),
         attribute("operator", "operator", of="cost.peak", missing="-", detail=True),
@@ -156,7 +156,7 @@ FIT = View(
     answer=_fit_answer,
     verdict=lambda report: YES if report.largest else NO,
     settings=_settings,
-    columns=lambda report: [number(report.argument, "value"), *step.cost_columns(report.rows)],
+    columns=lambda report: [number(report.argument, "value"), *step.cost_columns()],
     strong=lambda report, row: row.value == report.largest,
     notes=lambda report, target: report.remarks,
     shows_all_notes=True,

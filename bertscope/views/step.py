@@ -91,20 +91,14 @@ COST_COLUMNS = (
 
 
 def cost_columns(
-    rows: Sequence[Any], of: str | Read = "cost", *, without: Iterable[str] = (), missing: str = "", **titles: str
+    of: str | Read = "cost", *, without: Iterable[str] = (), missing: str = "", **titles: str
 ) -> list[Column]:
     """Return the columns of the costs of rows; CSV only has those in `without`, and `peak` and `fits` other titles."""
-    columns = shown_by(rows, [column.of(of, missing) for column in COST_COLUMNS], missing)
-    columns = [replace(column, shown=False) if column.title in without else column for column in columns]
+    columns = [replace(column.of(of, missing), shown=column.title not in without) for column in COST_COLUMNS]
     return [replace(column, title=titles.get(column.title, column.title)) for column in columns]
 
 
-def shown_by(rows: Sequence[Any], columns: Iterable[Column], missing: str = "") -> list[Column]:
-    """Return the columns, each shown if any row has a text for it."""
-    return [replace(column, shown=any(column.text(row) not in ("", missing) for row in rows)) for column in columns]
-
-
-def part_columns(rows: Sequence[Any], of: str, groups: Iterable[Sequence[str]]) -> list[Column]:
+def part_columns(of: str, groups: Iterable[Sequence[str]]) -> list[Column]:
     """Return a column for each group of parts of a peak."""
 
     def size(group: Sequence[str], peak: PhasePeak) -> str:
@@ -115,7 +109,7 @@ def part_columns(rows: Sequence[Any], of: str, groups: Iterable[Sequence[str]]) 
     for group in groups:
         csv = {f"{name}_bytes": reader(f"parts.{name}") for name in group}
         columns.append(Column(", ".join(map(part_name, group)), partial(size, group), csv, right=True, detail=WIDE))
-    return shown_by(rows, [column.of(of) for column in columns])
+    return [column.of(of) for column in columns]
 
 
 def phase_columns(rows: Sequence[Any], of: str | Read, indent: str = "") -> list[Column]:
@@ -341,7 +335,7 @@ def sizes(run: RunConfig, inputs_given: bool, *, precision: bool = True) -> list
     return [*texts, *["the dtypes of its parameters" if run.precision == STORED else run.precision] * precision]
 
 
-def assumed(report: Any, *words: str, groups: int = 2) -> str:
+def assumed(report: Any, *texts: str, groups: int = 2) -> str:
     """Return what an answer assumes: ranks, the model, the kernel of attention, and the run with these words.
 
     `groups` is the number of kinds of ranks, which decides if the report is of one of them.
@@ -356,11 +350,11 @@ def assumed(report: Any, *words: str, groups: int = 2) -> str:
         ranks += [f"parameters gathered in {job.param_dtype}"] if job.param_dtype else []
         if run.accumulate > 1 and job.row.reduces:
             ranks.append(f"gradients reduced in {'each' if job.sync_each_batch else 'the last'} micro-batch")
-    parts = (*ranks, title(report), kernel, run.mode, *words, *loop_words(run), run.device)
+    parts = (*ranks, title(report), kernel, run.mode, *texts, *loop_words(run), run.device)
     return ", ".join(filter(None, parts))
 
 
-def settings_line(report: Any, *words: str, groups: int = 2) -> str:
+def settings_line(report: Any, *texts: str, groups: int = 2) -> str:
     """Return the model, these words, and what else of a run differs from the defaults; -v lists all."""
     run, subject, ranks = report.run, report.subject, []
     if (job := run.parallelism).world_size > 1:
@@ -370,7 +364,7 @@ def settings_line(report: Any, *words: str, groups: int = 2) -> str:
     has_gpu = bool(getattr(report, "card", None))
     optional = [
         *uncounted(report),
-        *words,
+        *texts,
         *ranks,
         run.mode * (run.mode != TRAINING),
         f"LoRA {one_line(subject.lora, limit=30)}" if subject.lora else "",
@@ -380,7 +374,7 @@ def settings_line(report: Any, *words: str, groups: int = 2) -> str:
         run.device if run.device == CUDA and not has_gpu else "",
     ]
     name = "" if subject.name == subject.architecture else f"{one_line(subject.name, limit=40)}: "
-    facts = [(f", {word}", -place) for place, word in enumerate(optional, 1) if word]
+    facts = [(f", {word}", -rank) for rank, word in enumerate(optional, 1) if word]
     return facts_text(
         [f"{name}{subject.architecture}", *facts, f", {margin_text(margin)} margin" * bool(margin), lists_all()]
     )

@@ -27,13 +27,13 @@ def columns(report: SweepReport) -> list[Column]:
     return [
         *(_setting(name) for name in names if name in report.varied),
         csv_only({name: partial(_setting_text, name) for name in names if name not in report.varied}),
-        *cost_columns(report.rows, missing="--"),
+        *cost_columns(missing="--"),
         *(_bytes(phase, f"phases.{phase}", f"{phase}_bytes", detail=True) for phase in _PHASES),
         parts_csv(),
         _bytes("sent", "sent_bytes", "sent_bytes", shown=any(row.sent_bytes for row in report.rows)),
         csv_only({f"{kind.replace('-', '_')}_bytes": reader(f"traffic.{kind}") for kind in COLLECTIVES}),
         number("parameters", "parameters", detail=True, missing="--", shown="model" in report.varied),
-        attribute("error", "error", text=partial(one_line, limit=60), shown=any(row.error for row in report.rows)),
+        attribute("error", "error", text=partial(one_line, limit=60)),
         csv_only(values("outcome", "key")),
     ]
 

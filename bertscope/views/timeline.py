@@ -194,8 +194,8 @@ def _draw(axes: Any, panel: Panel, picture: Pictured) -> None:
     axes.set_xlim(0, len(panel.samples))
     axes.set_xlabel("in the order of allocations (not time)")
 
-    def label(text: str, place: tuple[float, float], shift: tuple[int, int], **options: Any) -> None:
-        axes.annotate(text, place, xytext=shift, textcoords="offset points", ha="right" if shift[0] < 0 else "left",
+    def label(text: str, at: tuple[float, float], shift: tuple[int, int], **options: Any) -> None:
+        axes.annotate(text, at, xytext=shift, textcoords="offset points", ha="right" if shift[0] < 0 else "left",
                       **options)  # fmt: skip
 
     for mark in panel.marks:
@@ -237,9 +237,9 @@ class Chart:
         """Return the place of a share and a size."""
         return round(70 + 550 * share, 1), round(275 - 255 * size / self.top, 1)
 
-    def text(self, x: float, y: float, words: str, anchor: str = "start") -> str:
+    def text(self, x: float, y: float, content: str, anchor: str = "start") -> str:
         """Return a text that begins, ends or has its middle there."""
-        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_text(words)}</text>'
+        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_text(content)}</text>'
 
     def svg(self, shapes: Sequence[str], x_texts: Sequence[str] = ()) -> str:
         """Return the picture with these shapes, and with texts below the axis, from the left end to the right one."""
@@ -252,8 +252,8 @@ class Chart:
         for tick in (0, 0.25, 0.5, 0.75, 1):
             _, y = self.at(0, tick * self.top)
             axes.append(self.text(64, y + 4, f"{tick * self.top / unit_bytes:.1f}", "end"))
-        for mark, words in enumerate(x_texts):
-            axes.append(self.text(self.at(mark / (len(x_texts) - 1), 0)[0], 291, words, "middle"))
+        for mark, content in enumerate(x_texts):
+            axes.append(self.text(self.at(mark / (len(x_texts) - 1), 0)[0], 291, content, "middle"))
         box = f'viewBox="0 0 {640 + self.legend} 320" width="{640 + self.legend}" height="320"'
         style = 'font-family="system-ui, sans-serif" font-size="12" fill="currentColor"'
         return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>', *axes, *shapes, "</svg>\n"])
@@ -281,14 +281,14 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
         number("peak", "peak_bytes", bytes_text, csv=()),
         *(number(part_name(part), f"parts.{part}", bytes_text, csv=()) for part in picture.parts if with_parts),
         attribute("operator", "operator", csv=()),
-        attribute("module", "path", csv=(), shown=any(phase.path for _, phase in peaks)),
+        attribute("module", "path", csv=()),
     ]
     columns = [column.of(itemgetter(index)) for index, group in enumerate((of_variant, of_phase)) for column in group]
     return {
         "run": f"{run}; {report.machine}" if "measured" in obtained else run,
         "colors": {part_name(part): variable("part", part) for part in picture.parts},
         "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
-        "columns": shown_columns(columns),
+        "columns": shown_columns(columns, peaks),
         "peaks": peaks,
         "is_highest": lambda row: row[1] == row[0].memory.peak,
     }

@@ -95,12 +95,10 @@ def _findings(report: CheckReport, target: Target | None) -> list[Table]:
         attribute("expectation", "key", text=one_line),
         attribute("expected", "expected", text=_value, right=True),
         attribute("got", "got", text=_value, right=True),
-        attribute("difference", "difference", text=_difference, csv=["difference", "tolerance"], right=True,
-                  shown=any(finding.difference for finding in report.findings)),
+        attribute("difference", "difference", text=_difference, csv=["difference", "tolerance"], right=True),
         Column("place", lambda row: one_line(f"{row.path}:{row.line}") if _is_wrong(row) else "",
                values("path", "line")),
-        Column("message", lambda row: "" if row.got else one_line(row.message), values("message"),
-               shown=any(row.message and not row.got for row in report.findings)),
+        Column("message", lambda row: "" if row.got else one_line(row.message), values("message")),
     ]  # fmt: skip
     return [Table(columns, report.findings, _is_wrong, 3)]
 

@@ -120,9 +120,9 @@ def _lines(report: TreeReport) -> list[_CallLine]:
     return lines
 
 
-def _below(lines: Sequence[_CallLine], place: int) -> Iterator[_CallLine]:
-    for at in range(place + 1, len(lines)):
-        if lines[at].row.depth <= lines[place].row.depth:
+def _below(lines: Sequence[_CallLine], index: int) -> Iterator[_CallLine]:
+    for at in range(index + 1, len(lines)):
+        if lines[at].row.depth <= lines[index].row.depth:
             return
         yield lines[at]
 

@@ -90,7 +90,7 @@ def ranks_table(report: MemoryReport) -> Table:
         Column("rank", lambda item: _named(report, item["variant"], numbers_text(item["row"].ranks))),
         number("between steps", "row.state_bytes", bytes_text),
         *phase_columns(rows, "row.phases"),
-        *cost_columns(rows, "row.cost"),
+        *cost_columns("row.cost"),
         number("sends per step", "row.sent_bytes", bytes_text),
         number("step", "row.step_seconds", lambda seconds: f"{median(seconds):.3f} s" if seconds else ""),
     ]

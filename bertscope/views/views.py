@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bertscope.errors import SelectionError, name_of, one_line
 from bertscope.frozen import Record
 from bertscope.units import html_text, visible_lines
-from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text
+from bertscope.views.columns import Column, Strong, csv_text, markdown_text, shown_columns, table_text
 from bertscope.views.console import Target, lists_all, padded, painted, stacked, stdout_target, wrapped
 from bertscope.views.page.templating import filled
 
@@ -69,7 +69,7 @@ def side_by_side(
 
     Of the columns it shows those that a wide table leaves out, too; the quantity `strong` is in bold.
     """
-    lines = [column for column in columns if column.shown and (is_verbose or column.detail < 2)]
+    lines = [column for column in shown_columns(columns, rows) if is_verbose or column.detail < 2]
     cells = [Column(title, methodcaller("text", row), right=True) for title, row in zip(titles, rows, strict=True)]
     return Table([Column(first, attrgetter("title")), *cells], lines, lambda line: line.title == strong)
 

@@ -227,7 +227,7 @@ def _tables(report: WhyReport, target: Target | None) -> list[Table]:
         attribute("on the GPU", "name"),
         number("size", "size", bytes_text),
         number("share", "size", lambda size: f"{100 * size / whole:.0f} %"),
-        number("blocks", "blocks", shown=any("blocks" in row for row in rows)),
+        number("blocks", "blocks"),
         number("estimate", "estimate", bytes_text, shown=needed is not None),
     ]
     lines = report.rows if target is None or target.verbose else report.rows[:_ROWS]

@@ -133,7 +133,7 @@ def test_an_option_that_takes_a_list_may_be_repeated(cli):
                                                "file": None, "line": None}),
     (("fit", "--format=json"), {"code": 2, "message": "give either --budget, such as 16GiB, or --gpu, such as t4",
                                 "file": None, "line": None, "remedy": None}),
-    (("count", "--nosuch", "-f", "json"), {"code": 2, "remedy": "bertscope count --help lists the options"}),
+    (("count", "--nosuch", "-f", "json"), {"code": 2, "remedy": "bertscope count --help-all lists the options"}),
     (("nosuch", "-f", "json"), {"code": 2, "message": "no command 'nosuch'"}),
     (("count", "--attention", "egaer", "-fjson"), {"code": 2, "remedy": "did you mean 'eager'?"}),
     (("fit", "--format", "json", "--budget", "3"), {"code": 2, "message": "--budget 3 has no unit"}),

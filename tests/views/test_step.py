@@ -82,9 +82,10 @@ def test_a_new_column_is_in_the_table_csv_and_markdown_of_every_report_on_a_step
     assert record["joules"] == "12"
 
 
-@pytest.mark.parametrize("report", REPORTS[3:7], ids=lambda report: report.kind)
-def test_the_form_of_a_report_is_that_of_its_golden_file(report):
-    assert view_of(report.kind).table(report, Target()) == (GOLDEN / f"{report.kind}-table.txt").read_text()
+@pytest.mark.parametrize("name", ["plan-table.txt", "lengths-table.txt", "sweep-table.txt", "run-table.txt"])
+def test_the_form_of_a_report_is_that_of_its_golden_file(name):
+    report = next(report for report in REPORTS if report.kind == name.partition("-")[0])
+    assert view_of(report.kind).table(report, Target()) == (GOLDEN / name).read_text()
 
 
 def test_the_rows_of_real_ranks_have_the_columns_too():

@@ -39,7 +39,7 @@ from bertscope.views.views import Table
 # ---- the commands that give the numbers of a page ----
 
 
-def _command(name: str, subjects: Sequence[Subject], *words: str) -> str:
+def _command(name: str, subjects: Sequence[Subject], *texts: str) -> str:
     """Return a command about a model, with the options that select its class if all these models have the same."""
     options = set()
     for subject in subjects:
@@ -47,34 +47,34 @@ def _command(name: str, subjects: Sequence[Subject], *words: str) -> str:
         is_own = ":" in subject.name  # a `module:attribute` decides all of them by itself
         options.add(" ".join(f"--{key} {shlex.quote(text)}" for key, text in selected.items() if text and not is_own))
     chosen = options.pop() if len(options) == 1 else ""
-    return " ".join(filter(None, (f"bertscope {name}", shlex.quote(subjects[0].name), *words, chosen)))
+    return " ".join(filter(None, (f"bertscope {name}", shlex.quote(subjects[0].name), *texts, chosen)))
 
 
-def _about(model: ModelPart, name: str, *words: str) -> str:
-    return _command(name, [model.tree.subject], *words)
+def _about(model: ModelPart, name: str, *texts: str) -> str:
+    return _command(name, [model.tree.subject], *texts)
 
 
-def flops_command(model: ModelPart, words: str, *, is_training: bool = False) -> str:
+def flops_command(model: ModelPart, texts: str, *, is_training: bool = False) -> str:
     """Return a command of `flops`; only the FLOPs of training depend on frozen parameters."""
     run = model.memory.run
     values = {"batch": model.batch, "mode": "training" if is_training else "", "freeze": run.freeze * is_training,
               "input": run.input}  # fmt: skip
-    return _about(model, "flops", setting_options({name: value for name, value in values.items() if value}), words)
+    return _about(model, "flops", setting_options({name: value for name, value in values.items() if value}), texts)
 
 
-def _step(model: ModelPart, run: RunConfig, **others: Any) -> str:
+def _step(model: ModelPart, run: RunConfig, **changes: Any) -> str:
     """Return the options of a run of the page, with the strategies that it compares."""
     strategies = "" if run.mode == INFERENCE else ",".join(row.checkpointing for row in model.memory.variants)
     named = {"batch": model.batch, "seq": model.seq, "precision": run.precision, "checkpointing": strategies}
     named |= {"reentrant": True} if any(row.reentrant for row in model.memory.variants) else {}
-    settings = {**named, **{name: value for name, value in changed(run).items() if name not in named}, **others}
+    settings = {**named, **{name: value for name, value in changed(run).items() if name not in named}, **changes}
     return setting_options({name: value for name, value in settings.items() if value not in ("", None, STORED)})
 
 
 def estimate_command(model: ModelPart) -> str:
     """Return the command that estimates the step of the page."""
-    card = model.memory.card
-    limit = _limit(model.fit) if card and model.fit else {"gpu": card.name, "device": ""} if card else {}
+    gpu = model.memory.card
+    limit = _limit(model.fit) if gpu and model.fit else {"gpu": gpu.name, "device": ""} if gpu else {}
     return _about(model, "estimate", _step(model, model.memory.run, **limit))
 
 
@@ -83,11 +83,11 @@ def fit_command(model: ModelPart, fit: FitReport) -> str:
     return _about(model, "fit", _fit_step(model, fit, batch=fit.asked_batch))
 
 
-def _fit_step(model: ModelPart, fit: FitReport, **others: Any) -> str:
+def _fit_step(model: ModelPart, fit: FitReport, **changes: Any) -> str:
     rows = (model.fit or fit).rows
     strategies = "" if fit.run.mode == INFERENCE else ",".join(dict.fromkeys(row.checkpointing for row in rows))
     precisions = ",".join(dict.fromkeys(row.precision for row in rows))
-    return _step(model, fit.run, checkpointing=strategies, precision=precisions, **_limit(fit), **others)
+    return _step(model, fit.run, checkpointing=strategies, precision=precisions, **_limit(fit), **changes)
 
 
 def page_command(report: PageReport) -> str:
@@ -116,14 +116,14 @@ RESERVED, CONTEXT = "reserved", "context"  # what a GPU has besides tensors
 
 def verdict(model: ModelPart) -> dict[str, Any]:
     """Return the answer for the step of the page, the memory of each variant, and what was assumed."""
-    memory, fit, asked = model.memory, model.fit, model.asked
+    memory, fit, question = model.memory, model.fit, model.asked
     peaks = [variant.cost.peak_bytes for variant in memory.variants if variant.cost]
     has_no_effect = any(size >= peaks[0] for size in peaks[1:])
     rows = [("Checkpointing", list(conclusions(memory)))] if has_no_effect else []
-    if asked is None or fit is None:
+    if question is None or fit is None:
         answer, heading, assumption = "unasked", peak_answer(memory), f"{subtitle(memory)}, {run_text(memory.run)}"
     else:
-        answer, heading, assumption = asked.answer, fit_words.verdict(asked), assumed(fit)
+        answer, heading, assumption = question.answer, fit_words.verdict(question), assumed(fit)
         fitting = (f"{count_text(row.batch) if row.fits else 'none'} with {fit_words.way_of(row)}" for row in fit.rows)
         rows.insert(0, ("Largest batch", ["; ".join(fitting)]))
     rows.append(("Assumed", [assumption]))
