@@ -65,13 +65,21 @@ class Run:
         return report
 
     @cached_property
-    def predictions(self) -> dict[str, int]:
-        """Return the bytes that each estimator says, where it says any."""
+    def range(self) -> tuple[int, int]:
+        """Return the lowest and the highest bytes that bertscope says."""
         words: tuple[str, ...] = ("--torch", "1.8")  # about the version that trained the models on the Hub
         if self.gpu:
             words = "--torch", "2.6", "--gpu", self.gpu, "--context", f"{find_gpu(self.gpu).context_low_bytes}B"
         cost = self.answer("estimate", *words)["variants"][0]["estimated"]["cost"]
-        own = cost["reserved"]["low_bytes"] if self.quantity == "reserved" else cost["max_allocated_bytes"]
+        if self.quantity == "reserved":
+            return cost["reserved"]["low_bytes"], cost["reserved"]["high_bytes"]
+        return cost["max_allocated_bytes"], cost["max_allocated_bytes"]
+
+    @property
+    def predictions(self) -> dict[str, int]:
+        """Return the bytes that each estimator says, where it says any; of a range those nearest to the measured."""
+        low, high = self.range
+        own = min(max(low, self.measured_bytes), high)
         rivals = {name: int(self.cells[field] or 0) for name, field in RIVALS.items()}
         return {OWN: own} | {name: size for name, size in rivals.items() if size > 0}
 
@@ -98,6 +106,11 @@ def tables(runs: Sequence[Run]) -> Iterator[str]:
     for name in (OWN, *RIVALS):
         errors = [run.predictions[name] / run.measured_bytes - 1 for run in reserved if name in run.predictions]
         yield f"| {name} | {_summary(errors)} |"
+    widths = [run.range[1] / run.range[0] - 1 for run in reserved]
+    ranges = [run for run, width in zip(reserved, widths, strict=True) if width]
+    inside = sum(run.range[0] <= run.measured_bytes <= run.range[1] for run in ranges)
+    yield f"\n{OWN} says a range for {len(ranges)} runs, in which the measured bytes of {inside} lie; an error"
+    yield f"is that of its nearest end. Median width of all: {median(widths):.2%}, highest {max(widths):.1%}."
     known = [run for run in reserved if int(run.batch) >= KNOWN_LENGTH_FROM]
     kinds: dict[str, Callable[[Run], str]] = {
         "model": lambda run: run.model, "optimizer": lambda run: run.optimizer, "GPU": lambda run: run.gpu,

@@ -328,7 +328,10 @@ Workspaces = Sequence[tuple[str, int]]  # phase and bytes
 
 
 def requests(trace: MemoryTrace, workspaces: Workspaces = ()) -> Requests:
-    """Return the requests of a run whose steady step this is; each workspace has the phase whose product makes it."""
+    """Return the requests of a run whose steady step this is.
+
+    Each workspace has the phase whose first product makes it, an empty one if it was made before the run.
+    """
     kinds = trace.kind_bytes
     sizes = [kinds[number] for number in trace.held]
     sizes += [kinds[number] if number >= 0 else 0 for number in trace.changes]
@@ -381,12 +384,16 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
     for number, phase in reversed(numbered):  # so that workspaces of one phase follow its product in their order
         products = (n for where, n in passes if n >= 0 and where[0] == phase and where[2] in MATRICES)
         product = next(products, None)
-        first.insert(0 if product is None else first.index(product) + 1, number)
+        if phase:
+            first.insert(0 if product is None else first.index(product) + 1, number)
     streams = [made_by[number].stream if number in made_by else "" for number in range(len(held) + len(trace.changes))]
     return Requests(
         sizes=[],
         streams=[*streams, *("" for _ in workspaces)],
-        start=[number for number in range(len(held)) if number not in later],
+        start=[
+            *(number for number, phase in numbered if not phase),
+            *(number for number in range(len(held)) if number not in later),
+        ],
         first=first,
         step=[*(laying(repeated) if repeated else ()), *micro_batch, *update],
         renamed=dict(zip(referred, previous, strict=True)),

@@ -248,6 +248,19 @@ def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], 
     return tuple((phase, size) for phase, size in by_phase if size)
 
 
+def placements(run_config: RunConfig, workspaces: int) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """Return where the workspaces may lie in the allocator, the usual place first.
+
+    One that lies in a hole of the step takes no room of its own; another program of the process, or a product before
+    the run, may have made them. The phases are empty for those before the run. All five occur in published runs
+    (docs/accuracy.md).
+    """
+    both = by_thread(run_config, workspaces)
+    one = tuple(laid for laid in both if laid[0] == FORWARD)
+    before = [tuple(("", size) for _, size in laid) for laid in (both, one)]
+    return tuple(dict.fromkeys((both, one, (), *before)))
+
+
 class Overhead(Record, kw_only=False):
     """The memory of a GPU that the tensors cannot use: cuBLAS's workspaces, and the CUDA context as a range."""
 

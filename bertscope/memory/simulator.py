@@ -11,18 +11,20 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, replace
 from functools import cached_property, lru_cache
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
-from bertscope.memory.caching_allocator import Allocator, Requests, replayed, requests
-from bertscope.memory.kernel_rules import Overhead, by_thread, overhead
+from bertscope.memory.caching_allocator import Allocator, Workspaces, replayed, requests
+from bertscope.memory.kernel_rules import Overhead, overhead, placements
 from bertscope.memory.summary import (
     ModelFacts,
     device_cost,
     estimated,
     memory_report,
     on_card,
+    reserved_range,
     step_cost,
     traffic,
     uncounted_notes,
@@ -79,7 +81,7 @@ class Simulator:
         self.trace = lru_cache(_KEPT)(self._trace)
         self._scalable = lru_cache(4 * _KEPT)(self._computed_scalable)
         self._known = lru_cache(4 * _KEPT)(self._saved)
-        self._served = lru_cache(2 * _KEPT)(self._replayed)
+        self.allocator = lru_cache(8 * _KEPT)(self._replayed)
 
     def limited(
         self, run_config: RunConfig, memory: int | Gpu, context_bytes: int | None = None, margin: float = 0.0
@@ -122,7 +124,6 @@ class Simulator:
         """Return a simulator that shares all that is known of traces, with other attributes."""
         simulator = copy(self)
         vars(simulator).update(attributes)
-        simulator._served = lru_cache(2 * _KEPT)(simulator._replayed)
         return simulator
 
     @cached_property
@@ -189,19 +190,17 @@ class Simulator:
         if limit is None:
             return step_cost(trace, rows, **device_cost(trace, run_config, self.card), **fields)
         least, lacking = max(trace.peak_bytes - self.most_bytes, 0), self.excess_bytes(run_config)
-        low_bytes = trace.peak_bytes
+        reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=trace.peak_bytes)
         if run_config.device == CUDA:
-            unlimited = replayed(self._requests(run_config), expandable_segments=run_config.expandable_segments)
-            lacking, low_bytes = self.missing_bytes(run_config), unlimited.peak_reserved_bytes
-            fitting = self.with_margin(0.0) if lacking and self.margin else self
-            if fitting.is_served(run_config):
-                low_bytes = fitting._served(run_config).peak_reserved_bytes
-            high_bytes = max(low_bytes, unlimited.peak_reserved_bytes)
-            fields = {"reserved": ByteRange(low_bytes=low_bytes, high_bytes=high_bytes), **fields}
+            lacking = max(self.missing_bytes(run_config, laid) for laid in self.placements(run_config))
+            limits = (each._limit_bytes for each in (self, self.with_margin(0.0)) if each.is_served(run_config))
+            at = next(limits, None)  # without a limit if it does not fit
+            reserved = reserved_range(self.allocator(run_config, laid, at) for laid in self.placements(run_config))
+            fields = {"reserved": reserved, **fields}
         fields = {
             "workspace_bytes": room.workspace_bytes,
             "context": room.context,
-            "gpu_bytes": low_bytes + room.context.high_bytes,
+            "gpu_bytes": reserved.high_bytes + room.context.high_bytes,
             "limit_bytes": limit,
             "margin": self.margin,
             "shortfall": ByteRange(low_bytes=least, high_bytes=lacking),
@@ -231,8 +230,8 @@ class Simulator:
 
     def is_served(self, run_config: RunConfig) -> bool:
         """Return True if the run fits with the upper context, on CUDA with the fragmentation of the allocator."""
-        return not self.excess_bytes(run_config) and (
-            run_config.device != CUDA or not self._served(run_config).missing_bytes
+        return not self.excess_bytes(run_config) and not any(
+            self.missing_bytes(run_config, laid) for laid in self.placements(run_config)
         )
 
     def needed_bytes(self, run_config: RunConfig) -> int:
@@ -243,17 +242,21 @@ class Simulator:
         """Return by how much these bytes exceed the limit without the margin."""
         return max(self.needed_bytes(run_config) - self.usable_bytes, 0)
 
-    def missing_bytes(self, run_config: RunConfig) -> int:
+    def missing_bytes(self, run_config: RunConfig, laid: Workspaces) -> int:
         """Return how many bytes a run lacks for its tensors, or else for the allocator's segments."""
-        return self.excess_bytes(run_config) or self._served(run_config).missing_bytes
+        return self.excess_bytes(run_config) or self.allocator(run_config, laid, self._limit_bytes).missing_bytes
 
-    def _replayed(self, run_config: RunConfig) -> Allocator:
-        limit = self.overhead.limit_bytes(self.usable_bytes)
-        return replayed(self._requests(run_config), limit, expandable_segments=run_config.expandable_segments)
+    def placements(self, run_config: RunConfig) -> tuple[Workspaces, ...]:
+        """Return where the workspaces of a run may lie in the allocator; none on a CPU, which has none."""
+        return placements(run_config, self.overhead.workspace_bytes) if run_config.device == CUDA else ()
 
-    def _requests(self, run_config: RunConfig) -> Requests:
-        """Return the requests of the run to the allocator."""
-        return requests(self.trace(run_config), by_thread(run_config, self.overhead.workspace_bytes))
+    @property
+    def _limit_bytes(self) -> int:
+        return self.overhead.limit_bytes(self.usable_bytes)
+
+    def _replayed(self, run_config: RunConfig, laid: Workspaces, limit_bytes: int | None) -> Allocator:
+        asked = requests(self.trace(run_config), laid)
+        return replayed(asked, limit_bytes, expandable_segments=run_config.expandable_segments)
 
     # ---- the largest batch that fits ----
 
@@ -271,23 +274,29 @@ class Simulator:
         return largest(lambda batch: traced_bytes(batch) <= most, near=near(peak_bytes, most))
 
     def largest_served(self, run_config: RunConfig, most: int) -> int:
-        """Return the largest batch up to `most` that fits.
+        """Return the largest batch up to `most` that fits, wherever the workspaces lie."""
+        if run_config.device != CUDA:
+            return min(self.largest_by_bytes(run_config, self.usable_bytes), most) if self.margin else most
+        agreeing, places = 0, cycle(found := self.placements(run_config))
+        while most and agreeing < len(found):
+            batch = self._largest_placed(run_config, most, next(places))
+            agreeing, most = agreeing + 1 if batch == most else 1, batch
+        return most
+
+    def _largest_placed(self, run_config: RunConfig, most: int, laid: Workspaces) -> int:
+        """Return the largest batch up to `most` that fits with the workspaces in this place.
 
         A try that is not served says how many bytes its requests lack; the next one is smaller by as many sequences.
         """
-        if run_config.device != CUDA and self.margin:
-            return min(self.largest_by_bytes(run_config, self.usable_bytes), most)
-        if run_config.device != CUDA or not most:
-            return most
         low, high, batch, step = 0, most + 1, most, 1  # at `low` it is served, at `high` it is not
         while high - low > 1:
             run, more = replace(run_config, batch=batch), replace(run_config, batch=batch + 1)
-            if self.is_served(run):
+            missing = self.missing_bytes(run, laid)
+            if not missing:
                 low, batch, step = batch, min(batch + step, high - 1), 2 * step
                 continue
             sequence_bytes = max(self.needed_bytes(more) - self.needed_bytes(run), 1)
-            fewer = max(self.missing_bytes(run) // sequence_bytes // 2, 1)
-            high, batch = batch, max(batch - fewer, (low + batch) // 2, low + 1)
+            high, batch = batch, max(batch - max(missing // sequence_bytes // 2, 1), (low + batch) // 2, low + 1)
         return low
 
     def multiple_below(self, run_config: RunConfig, batch: int) -> int:

@@ -9,8 +9,8 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.gpus import Gpu, card_threads, sdpa_kernel
-from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, replayed, requests
-from bertscope.memory.kernel_rules import by_thread, overhead
+from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, Allocator, replayed, requests
+from bertscope.memory.kernel_rules import by_thread, overhead, placements
 from bertscope.memory.trace import Collective, MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.reports.json import not_negative, typed
@@ -195,18 +195,37 @@ def allocator_bytes(
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
 
+_SPREAD = 0.005  # of the reserved bytes: a smaller difference is no range
+
+
+def reserved_range(replays: Iterable[Allocator]) -> ByteRange:
+    """Return the reserved bytes of a run over the places of its workspaces: of the first if all agree about.
+
+    In the first place the workspaces are among the allocated bytes, which are reserved in any.
+    """
+    first, *others = replays
+    peaks = [first.peak_reserved_bytes, *(allocator.peak_reserved_bytes for allocator in others)]
+    low, high = max(min(peaks), first.peak_allocated_bytes), max(peaks)
+    is_one = high - low <= _SPREAD * peaks[0]
+    return ByteRange(low_bytes=peaks[0] if is_one else low, high_bytes=peaks[0] if is_one else high)
+
+
 def device_cost(trace: MemoryTrace, run_config: RunConfig, gpu: Gpu | None = None) -> dict[str, Any]:
     """Return the fields that a CUDA device, a GPU or any, adds to a cost; none for the CPU."""
     if run_config.device != "cuda":
         return {}
     room = overhead(run_config, None, gpu)
-    allocated, reserved = allocator_bytes(trace, run_config, room.workspace_bytes)
+    replays = [
+        replayed(requests(trace, laid), expandable_segments=run_config.expandable_segments)
+        for laid in placements(run_config, room.workspace_bytes)
+    ]
+    reserved = reserved_range(replays)
     return {
-        "max_allocated_bytes": allocated,
+        "max_allocated_bytes": replays[0].peak_allocated_bytes,
         "workspace_bytes": room.workspace_bytes,
-        "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
+        "reserved": reserved,
         "context": room.context,
-        "gpu_bytes": reserved + room.context.high_bytes,
+        "gpu_bytes": reserved.high_bytes + room.context.high_bytes,
     }
 
 

@@ -106,10 +106,11 @@ class StepCost(Record):
     max_allocated_bytes: int | None = None  # blocks of tensors and workspaces, as torch.cuda.max_memory_allocated
     allocated: ByteRange | None = None  # the same over what a process may do before the run
     workspace_bytes: int = 0  # of cuBLAS; measured ones are a part of the allocated bytes
-    reserved: ByteRange | None = None  # segments of the allocator: low if it releases unused ones at the limit
+    reserved: ByteRange | None = None  # segments of the allocator at the limit, if there is one: over the places of
+    # cuBLAS's workspaces
     reserved_loaded_bytes: int = 0  # if a checkpoint lay on the GPU while the model was made there
     context: ByteRange = ByteRange()  # the smallest and the largest CUDA context of the GPU
-    gpu_bytes: int  # reserved.low and the largest context, as nvidia-smi shows them; on a CPU the peak
+    gpu_bytes: int  # reserved.high and the largest context, as nvidia-smi shows them; on a CPU the peak
     limit_bytes: int | None = None  # the memory of the GPU, or the budget
     margin: float = 0.0  # the share of the limit that a step which fits leaves free
     shortfall: ByteRange | None = None  # low: of the limit, with the smallest context and no fragmentation; high: of
@@ -128,7 +129,7 @@ class StepCost(Record):
         reserved = self.reserved or ByteRange(low_bytes=self.peak_bytes, high_bytes=self.peak_bytes)
         laws = {
             "peak <= reserved": self.peak_bytes <= reserved.low_bytes <= reserved.high_bytes,
-            "reserved <= on the GPU": reserved.low_bytes <= self.gpu_bytes,
+            "reserved <= on the GPU": reserved.high_bytes <= self.gpu_bytes,
             "a step that fits is within the limit and its margin": self.verdict != YES
             or self.gpu_bytes <= self.usable_bytes,
             "recomputation is a part of the step": (self.recompute_flops or 0) <= (self.step_flops or float("inf")),
@@ -149,8 +150,8 @@ class StepCost(Record):
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Return the segments of the allocator, at the limit if there is one; None on a CPU."""
-        return self.reserved.low_bytes if self.reserved else None
+        """Return the most segments of the allocator, at the limit if there is one; None on a CPU."""
+        return self.reserved.high_bytes if self.reserved else None
 
     @property
     def extra_flops(self) -> float | None:

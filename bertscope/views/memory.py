@@ -64,7 +64,7 @@ def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Sequenc
     peak, cost = memory.peak, memory.cost
     if len(known) == 1:
         timing = next((row.timing for row in report.variants if row.timing and row.timing.step_seconds), None)
-        reserved = f"; torch reserves {bytes_text(cost.reserved.low_bytes)}" if cost.reserved else ""
+        reserved = f"; torch reserves {step.span_text(cost.reserved)}" if cost.reserved else ""
         time = f", {timing.median_seconds:.3g} s a step" if timing else step.step_time(cost)
         return f"Peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}", (reserved, 1), (time, 2)
     sizes = [other.peak.peak_bytes for _, other in known]
@@ -244,10 +244,12 @@ def _device_notes(report: MemoryReport, cost: StepCost) -> Iterator[str]:
         return
     more = ""
     if cost.allocated and cost.allocated.low_bytes < cost.allocated.high_bytes:
-        more = f", {step.range_text(cost.allocated.low_bytes, cost.allocated.high_bytes)} by what ran before"
+        more = f", {step.span_text(cost.allocated)} by what ran before"
     yield f"allocated: torch.cuda.max_memory_allocated(), with {bytes_text(cost.workspace_bytes)} for cuBLAS{more}."
     loaded = cost.reserved_loaded_bytes
     more = f"; {bytes_text(loaded)} if weights were loaded there, until empty_cache()" if loaded else ""
+    if cost.reserved and cost.reserved.low_bytes < cost.reserved.high_bytes:
+        more = f", by where cuBLAS's workspaces lie{more}"
     yield f"reserved: torch.cuda.max_memory_reserved(){more}."
     how = "measured" if is_calibrated else "by GPU and torch"
     most = step.range_text(cost.gpu_bytes - high + low, cost.gpu_bytes)

@@ -49,6 +49,11 @@ def range_text(low: int, high: int) -> str:
     return last if first == last else _pair(first, "to", last)
 
 
+def span_text(span: ByteRange) -> str:
+    """Return the text of a range of bytes."""
+    return range_text(span.low_bytes, span.high_bytes)
+
+
 def share_of(size: int, limit: int) -> str:
     """Return `14.46 of 14.56 GiB`, in the unit of the smaller, or of the larger above four digits."""
     small, large = sorted((size, limit))
@@ -78,7 +83,7 @@ COST_COLUMNS = (
     attribute("peak in", "phase", "path", "operator", of="peak", detail=WIDE),
     number("saved for backward", "saved_bytes", bytes_text, detail=WIDE),
     number("allocated", "max_allocated_bytes", bytes_text, detail=VERBOSE),
-    number("reserved", "reserved_bytes", bytes_text, detail=WIDE),
+    number("reserved", "reserved", span_text, csv=["reserved_bytes", "reserved.low_bytes"], detail=WIDE),
     Column("on the GPU", lambda cost: bytes_text(cost.gpu_bytes) if cost.reserved else "", values("gpu_bytes"), True),
     Column("fits", verdict_text, values("verdict", "limit_bytes", "margin"), is_verdict=True),
     number("extra FLOPs", "extra_flops", lambda share: f"{100 * share:+.1f} %", detail=WIDE),

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -85,6 +86,8 @@ class Own(torch.nn.Module):
                 os.kill(os.getpid(), signal.SIGKILL)
             Path("pid").write_text(str(os.getpid()))
             time.sleep(1000)
+        else:
+            Path("first").write_text(str(os.getpid()))
         return self.linear(x)
 """
 
@@ -165,11 +168,13 @@ def test_a_rank_that_is_killed_is_named_with_its_last_words(cli, own, monkeypatc
 
 @needs_forks
 def test_a_rank_that_hangs_is_named_with_its_place_and_is_gone_at_the_timeout(cli, own, monkeypatch):
-    pid = own / "pid"
+    pid, first = own / "pid", own / "first"
 
     def now() -> float:
-        """Return the time, which makes a leap when the rank hangs."""
-        return time.monotonic() + (10 * LIMIT if pid.exists() and pid.read_text() else 0)
+        """Return the time, which makes a leap when rank 1 hangs and rank 0 sleeps, which waits for it."""
+        are_there = all(path.exists() and path.read_text() for path in (pid, first))
+        waits = are_there and Path(f"/proc/{first.read_text()}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+        return time.monotonic() + (10 * LIMIT if waits else 0)
 
     monkeypatch.setattr(profile_module, "time", SimpleNamespace(monotonic=now))
     monkeypatch.setenv("WHAT", "hang")

@@ -19,7 +19,7 @@ from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.derived_traces import in_loop, ordered_frees
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.fit import fit_row
-from bertscope.memory.kernel_rules import by_thread, overhead
+from bertscope.memory.kernel_rules import overhead, placements
 from bertscope.memory.simulator import Simulator, largest, near
 from bertscope.memory.trace import LARGE_BATCH, SMALLEST, Block, Kind, MemoryTrace
 from bertscope.reports.base import Subject
@@ -89,8 +89,7 @@ def test_a_batch_fits_and_one_more_does_not(budget, checkpointing, device):
     else:  # the allocator serves the batch and not one more
         for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
             if batch:
-                allocator = replayed(requests(traces[batch], by_thread(run_config, extra)), budget)
-                assert (allocator.missing_bytes == 0) == is_served
+                assert is_served_everywhere(traces[batch], run_config, extra, budget) == is_served
 
 
 @pytest.mark.parametrize(("budget", "batch"), [(129, 0), (130, 1), (219, 3), (220, 4), (1000, 30)])
@@ -240,7 +239,8 @@ def test_between_what_the_allocator_serves_and_what_the_tensors_need_it_is_not_c
     run_config = RunConfig(device="cuda", seq=32, batch=64)
     extra = overhead(run_config, 0).highest_bytes
     trace = estimated_trace(small(), run_config)
-    reserved = replayed(requests(trace, by_thread(run_config, extra))).peak_reserved_bytes - extra
+    peaks = [replayed(requests(trace, laid)).peak_reserved_bytes for laid in placements(run_config, extra)]
+    reserved = max(peaks) - extra
     assert trace.peak_bytes < reserved
     for budget, answer in ((trace.peak_bytes - 1, "no"), (trace.peak_bytes, "uncertain"), (reserved, "yes")):
         report = fit_report(small(), [run_config], [32], budget + extra, batch=64, context_bytes=0)
@@ -263,10 +263,31 @@ def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_u
     assert row.batch == at_high.batch
     limit = overhead(run_config, None, card).limit_bytes(card.memory_bytes)
     assert limit == card.memory_bytes - high
-    workspaces = by_thread(run_config, cost.workspace_bytes)
     for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
         trace = estimated_trace(source, replace(run_config, batch=batch))
-        assert (replayed(requests(trace, workspaces), limit).missing_bytes == 0) == is_served
+        assert is_served_everywhere(trace, run_config, cost.workspace_bytes, limit) == is_served
+
+
+def is_served_everywhere(trace, run_config, workspaces, limit):
+    """Whether the requests of a step are served wherever the workspaces lie."""
+    found = [requests(trace, laid) for laid in placements(run_config, workspaces)]
+    return all(replayed(asked, limit).missing_bytes == 0 for asked in found)
+
+
+def test_reserved_is_a_range_where_the_places_of_the_workspaces_matter_and_a_batch_is_promised_by_its_end():
+    run_config = RunConfig(device="cuda", seq=32, batch=128)
+    trace, extra = estimated_trace(small(), run_config), overhead(run_config, 0).highest_bytes
+    places = placements(run_config, extra)
+    assert len(places) == 5
+    assert len(placements(replace(run_config, mode="inference"), extra)) == 3  # with one workspace two are equal
+    peaks = [replayed(requests(trace, laid)).peak_reserved_bytes for laid in places]
+    cost = Simulator(small()).cost(run_config)
+    assert (cost.reserved.low_bytes, cost.reserved_bytes) == (cost.max_allocated_bytes, max(peaks))
+    assert min(peaks) < cost.max_allocated_bytes  # of the step, and of workspaces that lie somewhere
+    for budget, answer in ((max(peaks), "yes"), (max(peaks) - MIB, "uncertain")):
+        limited = Simulator(small()).limited(run_config, budget, 0)
+        assert limited.answer(run_config) == answer
+        assert limited.cost(run_config).reserved.high_bytes <= max(peaks)
 
 
 def test_eager_attention_also_saves_the_inputs_of_softmax_before_torch_1_11():
@@ -503,7 +524,7 @@ def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
     rows = [cli(name, *step, "--batch", "4", *words).json["rows"][0]
             for name, words in (("fit", ("--checkpointing", "none")), ("plan", ()))]  # fmt: skip
     assert [same(row["cost"]) for row in rows] == [same(cost), same(cost)]
-    reserved = cost["reserved"]["low_bytes"]
+    reserved = cost["reserved"]["high_bytes"]
     assert cost["peak"]["peak_bytes"] < reserved == cost["gpu_bytes"] - GPUS["t4"].context_high_bytes
 
 

@@ -145,7 +145,8 @@ def test_a_loop_of_bert_took_on_a_card_what_is_estimated(cli, row):
     options = (*row["options"].split(), "--gpu", "h200", "--no-calibration", "--format", "json")
     device = cli("estimate", row["model"], *options).json["variants"][0]["estimated"]["cost"]
     assert device["max_allocated_bytes"] == pytest.approx(int(row["allocated bytes"]), rel=5e-4)
-    assert device["reserved"]["low_bytes"] == int(row["reserved bytes"])
+    assert device["reserved"]["low_bytes"] <= int(row["reserved bytes"]) <= device["reserved"]["high_bytes"]
+    assert device["reserved"]["high_bytes"] < 1.03 * device["reserved"]["low_bytes"]
 
 
 def test_a_measured_peak_above_the_reserved_bytes_counts_as_reserved():
