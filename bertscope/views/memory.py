@@ -217,7 +217,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
             accuracy = "inductor's programs for a CPU, within 0.1 % of 20 measured peaks; no GPU was measured"
         elif run.device == CUDA:
             accuracy = "allocated within 0.2 % of 37 loops on an H200, reserved within 1 % of 33"
-        yield f"Simulated, nothing allocated; {accuracy} (docs/accuracy.md)."
+        yield f"Simulated; {accuracy} (docs/accuracy.md)."
         if run.device == CPU and run.compute_precision in (BF16.name, FP16.name):
             yield "In 16 bits oneDNN's copies are counted only on a CPU with AVX-512 for bf16 and without AMX."
         yield from (f"{text[:1].upper()}{text[1:]}." for text in uncounted(report))
@@ -249,7 +249,7 @@ def _device_notes(report: MemoryReport, cost: StepCost) -> Iterator[str]:
     loaded = cost.reserved_loaded_bytes
     more = f"; {bytes_text(loaded)} if weights were loaded there, until empty_cache()" if loaded else ""
     if cost.reserved and cost.reserved.low_bytes < cost.reserved.high_bytes:
-        more = f", by where cuBLAS's workspaces lie{more}"
+        more = f", by cuBLAS's place{more}"
     yield f"reserved: torch.cuda.max_memory_reserved(){more}."
     how = "measured" if is_calibrated else "by GPU and torch"
     most = step.range_text(cost.gpu_bytes - high + low, cost.gpu_bytes)

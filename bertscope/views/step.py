@@ -242,7 +242,7 @@ def other_loop(run: RunConfig, cost: StepCost) -> str:
     if run.zeroes_between:
         return f"Zeroing the gradients right after the optimizer step saves {size}."
     is_early = run.other_loop == TRAINER and run.mode == TRAINING
-    return f"'del outputs' {'after computing the loss' if is_early else 'before the next forward'} saves {size}."
+    return f"'del outputs' {'after the loss' if is_early else 'before the next forward'} saves {size}."
 
 
 def by_verdict(costs: Iterable[tuple[str, StepCost | None]]) -> dict[str, list[str]]:
