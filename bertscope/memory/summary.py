@@ -32,10 +32,13 @@ from bertscope.reports.memory import (
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.parallelism import REPLICATE, Parallelism
-from bertscope.settings.run_config import CPU, RunConfig
+from bertscope.settings.run_config import CPU, CUDA, RunConfig
 
-# Operators whose temporary memory on a CPU is not counted, nor the workspace that an LSTM saves for backward.
-_UNCOUNTED_KERNELS = {"convolution": "convolutions", "mkldnn_rnn_layer": "LSTMs"}
+# Operators whose temporary memory is not counted, nor on a CPU the workspace that an LSTM saves for backward.
+_UNCOUNTED_KERNELS = {
+    CPU: {"convolution": "convolutions", "mkldnn_rnn_layer": "LSTMs"},
+    CUDA: {"convolution": "cuDNN"},
+}
 SAMPLES = 600  # points of a timeline; the peaks are always among them
 # The role of a tensor in BERT, by the end of its module's path and the operator that made it.
 _WHAT = (
@@ -230,12 +233,11 @@ def device_cost(trace: MemoryTrace, run_config: RunConfig, gpu: Gpu | None = Non
 
 
 def uncounted_notes(trace: MemoryTrace, run_config: RunConfig) -> tuple[Note, ...]:
-    """Return a note on the kernels of the step whose scratch an estimate for the CPU leaves out."""
-    if run_config.device != CPU:
-        return ()
+    """Return a note on the kernels of the step whose scratch an estimate for this device leaves out."""
     operators = {operator for _, _, operator in trace.layout.places}
-    kernels = [name for operator, name in _UNCOUNTED_KERNELS.items() if operator in operators]
-    return (Note(key=UNCOUNTED, values={"kernels": " and ".join(kernels)}),) if kernels else ()
+    kernels = [name for operator, name in _UNCOUNTED_KERNELS[run_config.device].items() if operator in operators]
+    values = {"kernels": " and ".join(kernels), "device": run_config.device}
+    return (Note(key=UNCOUNTED, values=values),) if kernels else ()
 
 
 def memory_report(

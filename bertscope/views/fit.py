@@ -221,8 +221,7 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
         yield f"{capacity}CUDA context: {step.range_text(low, high)}{where}."
     yield (
         f"on the GPU: reserved with {bytes_text(cost.workspace_bytes)} for cuBLAS, and the context; "
-        "nvidia-smi may show 3.5 % more. "
-        f"{step.CUDNN_NOTE}"
+        "nvidia-smi may show 3.5 % more."
     )
 
 

@@ -62,7 +62,8 @@ def note_text(note: Note) -> str:
                 f"give {named('dropout=False')}, or {named('device')} cuda and sdpa attention"
             )
         case "cpu_scratch_not_counted":  # UNCOUNTED
-            return f"scratch of {values['kernels']} on a CPU is not counted"
+            on_cpu = f"scratch of {values['kernels']} on a CPU is not counted"
+            return on_cpu if values["device"] == CPU else "cuDNN workspaces (0 to 3.5 GB) not counted"
         case "plan_unchanged":
             return f"{values['names']} cannot change: {shown(values['why'])}"
         case "why_no_frames":
@@ -71,7 +72,7 @@ def note_text(note: Note) -> str:
 
 
 def uncounted(report: Any) -> list[str]:
-    """Return a sentence on the kernels whose scratch an estimate for the CPU leaves out."""
+    """Return a sentence on the kernels whose scratch an estimate leaves out."""
     return [note_text(note) for note in getattr(report, "notes", ()) if note.key == UNCOUNTED]
 
 

@@ -223,8 +223,6 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         yield from (f"{text[:1].upper()}{text[1:]}." for text in uncounted(report))
     if report.card and report.card.calibration:
         yield f"{report.card.name}: {report.card.calibration}."
-    if run.device == CUDA and any(row.operator == "convolution" for memory in memories for row in memory.kept):
-        yield "Not counted: workspaces of cuDNN's convolutions, which may double the peak."
     if report.subject.lora and any(variant.checkpointing != NONE for variant in report.variants):
         yield step.LORA_NOTE
     if layers := [memory.traced_layers for memory in memories if memory.traced_layers]:

@@ -259,7 +259,6 @@ LORA_NOTE = (
     "LoRA: checkpointing is enabled before get_peft_model, so the embeddings need a gradient; enabled after it, a step "
     "needs less."
 )
-CUDNN_NOTE = "Not counted: workspaces of cuDNN's convolutions."
 
 
 def margin_note(cost: StepCost) -> str:
