@@ -23,7 +23,10 @@ _ROWS = 8  # lines that hold memory at the peak, without -v
 def _answer(report: RunReport) -> str:
     peak, at = "", ""
     if report.peak is not None:
-        peak, at = f"peak {bytes_text(report.peak.peak_bytes)} {in_phase(report.peak.phase)}", _at(report.peak.line)
+        size, phase, at = report.peak.peak_bytes, report.peak.phase, _at(report.peak.line)
+        if (whole := report.evaluation) and whole.highest_bytes > size:
+            size, phase, at = whole.highest_bytes, EVALUATING, f" after {count_text(whole.batches)} batches"
+        peak = f"peak {bytes_text(size)} {in_phase(phase)}"
     if not report.has_run:
         beyond = (f", no peak beyond the {peak}{at}" if peak else "", 1)
         return step.line_of("Nothing was measured: no model and no optimizer step ran on the GPU", beyond)

@@ -18,6 +18,7 @@ from bertscope.dry_run.script import ScriptRun, fitted, with_value
 from bertscope.errors import BertscopeError, SelectionError, SourceError, WorkerError
 from bertscope.reports.run import RunReport
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
+from bertscope.units import bytes_text
 from tests.child_server import run_loaded
 from tests.conftest import DATA, ROOT
 
@@ -87,6 +88,25 @@ def test_the_report_has_the_peak_of_each_phase_with_the_line_of_the_script(cli, 
     answer = cli("why", "step.pickle", "--format", "json")
     assert answer.code == 0
     assert answer.json["moment"] == "peak"
+
+
+def test_outputs_that_an_evaluation_keeps_count_for_all_of_its_batches(script):
+    """Of 60 batches few run; each keeps 1 MiB, and the answer is about all of them."""
+    keeping = """
+kept, loader = [], torch.utils.data.DataLoader(torch.randn(480, 256), batch_size=8)
+for _ in range(3):
+    step(8)
+model.eval()
+with torch.no_grad():
+    for batch in loader:
+        kept.append(model(batch.cuda()).repeat(128, 1))
+"""
+    report = bertscope.run(script(STEP + keeping), budget="60MiB", context=0)
+    whole = report.evaluation
+    assert (whole.batches, whole.added_bytes) == (60, 2**20)
+    assert 60 * 2**20 < whole.highest_bytes < 68 * 2**20
+    assert report.answer == "no"
+    assert f"peak {bytes_text(whole.highest_bytes)} in evaluation after 60 batches" in str(report)
 
 
 def test_the_script_finds_the_card_that_was_asked_for_and_our_numbers(script):
