@@ -241,7 +241,7 @@ def test_save_writes_the_card_its_rates_and_each_step_next_to_its_estimate(cli, 
         assert (step.allocated_bytes, step.reserved_bytes) == (ALLOCATED, RESERVED)
         estimated = variant["estimated"]["cost"]
         assert step.estimated_allocated_bytes == estimated["max_allocated_bytes"]
-        assert step.estimated_reserved_bytes == estimated["reserved"]["low_bytes"]
+        assert step.estimated_reserved_bytes == estimated["reserved"]["high_bytes"]
         assert list(step.step_seconds) == variant["timing"]["step_seconds"]
         run = RunConfig(batch=2, seq=16, device="cuda", optimizer="sgd", checkpointing=step.checkpointing)
         assert step.work.matmul_flops == {"fp32": step_flops(source, run)}

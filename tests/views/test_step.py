@@ -35,7 +35,7 @@ from tests.conftest import GOLDEN
 GIB = 2**30
 PEAK = PhasePeak(phase="backward", peak_bytes=4 * GIB, path="", operator="mm", parts=Parts(activations=4 * GIB))
 SMALL = replace(PEAK, peak_bytes=0, parts=Parts())
-FITS = StepCost(peak=PEAK, gpu_bytes=6 * GIB, reserved=ByteRange(low_bytes=5 * GIB, high_bytes=7 * GIB),
+FITS = StepCost(peak=PEAK, gpu_bytes=6 * GIB, reserved=ByteRange(low_bytes=4 * GIB, high_bytes=5 * GIB),
                 context=ByteRange(high_bytes=GIB), limit_bytes=8 * GIB, shortfall=ByteRange())  # fmt: skip
 UNCERTAIN = replace(FITS, shortfall=ByteRange(high_bytes=GIB))
 LACKS = replace(FITS, shortfall=ByteRange(low_bytes=GIB, high_bytes=2 * GIB))
