@@ -52,9 +52,9 @@ _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _LOOK_SECONDS = 0.05  # between two looks of the launcher at the ranks
 # A rank that fails waits before it ends, so that the others, which wait for it, do not fail too.
 _LAST_SECONDS = 20.0
-# In one of 140 runs on a busy machine the input of FSDP's last reduction outlived backward: the step with the lowest
-# peaks counts.
-_STEPS = 2
+# In one of 140 runs on a busy machine the input of FSDP's last reduction outlived backward: each phase begins after a
+# pause, and the step with the lowest peaks counts.
+_PAUSE_SECONDS, _STEPS = 0.05, 2
 _MORE_SECONDS = 60.0  # beyond the timeout of the job, which names the rank that hangs
 
 
@@ -67,6 +67,7 @@ def live_run(step: ModelStep, phase: Phase) -> MemoryTrace:
 
     @contextmanager
     def recorded(name: str) -> Iterator[None]:
+        time.sleep(_PAUSE_SECONDS)
         with phase(name), recorder.recorded(name):
             yield
 
