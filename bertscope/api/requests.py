@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from bertscope.config import POSITIONS
 from bertscope.errors import SelectionError
-from bertscope.reports.memory import TrainingFile
-from bertscope.settings.request import Request, Resolved, read_settings
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import AUTOCAST, LIGHTNING, QUESTIONS, STORED, Limit, Question, RunConfig
 from bertscope.sources.find import Model, source_of
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
     from bertscope.memory.step import Loss
     from bertscope.settings.keywords import GivenInputs, RunSettings
+    from bertscope.settings.request import Request, Resolved
     from bertscope.torch_access import nn
     from bertscope.tracing.module_tree import InOut
 
@@ -206,6 +205,8 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any], **changes
     A training file precedes a project's defaults. The run of a plan is a default between both; its strategy is
     compared with others that are asked for. Raises SettingError for a setting that the function does not take.
     """
+    from bertscope.settings.request import Request, read_settings
+
     row, keywords = QUESTIONS[question], dict(settings)
     request = model if isinstance(model, Request) else Request.of(question, model)
     request = replace(request, **{"question": question, "records": row.records, "compared": row.compared} | changes)
@@ -222,7 +223,7 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any], **changes
     if file is not None:
         from bertscope.sources.training_files import read_training_file
 
-        request = request.with_file(file if isinstance(file, TrainingFile) else read_training_file(str(file)))
+        request = request.with_file(file if hasattr(file, "fields") else read_training_file(str(file)))
     return request
 
 
