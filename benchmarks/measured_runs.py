@@ -110,7 +110,7 @@ def tables(runs: Sequence[Run]) -> Iterator[str]:
     ranges = [run for run, width in zip(reserved, widths, strict=True) if width]
     inside = sum(run.range[0] <= run.measured_bytes <= run.range[1] for run in ranges)
     yield f"\n{OWN} says a range for {len(ranges)} runs, in which the measured bytes of {inside} lie; an error"
-    yield f"is that of its nearest end. Median width of all: {median(widths):.2%}, highest {max(widths):.1%}."
+    yield f"is measured from its nearest end. Median width of all: {median(widths):.2%}, highest {max(widths):.1%}."
     known = [run for run in reserved if int(run.batch) >= KNOWN_LENGTH_FROM]
     kinds: dict[str, Callable[[Run], str]] = {
         "model": lambda run: run.model, "optimizer": lambda run: run.optimizer, "GPU": lambda run: run.gpu,

@@ -115,7 +115,7 @@ class _Bert:
         )
 
     def _steps(self) -> Iterator[Step]:
-        """Yield all steps; one layer's stand for all."""
+        """Yield all steps; the layers are equal, so the steps of one are enough."""
         ids: Dims = (self.batch, "seq")
         hidden, pooled = self.hidden, (self.batch, "hidden_size")
         is_absolute = self.config.position_embedding_type == "absolute"

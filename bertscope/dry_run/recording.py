@@ -177,7 +177,7 @@ class Recording:
         added = self.live[last - 1] - self.live[third - 1]
         if added <= 0:
             return None
-        sizes = set()  # bytes of each batch; what joins them grows, and has those of all batches up to this one
+        sizes = set()  # of what each batch makes; a tensor that joins the batches so far is larger each time
         for block in log.blocks:
             if second <= block.born < third and not 0 <= block.freed < third:
                 sizes |= {block.size_bytes // times for times in (1, one.ran - 2)}

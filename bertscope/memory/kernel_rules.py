@@ -251,9 +251,8 @@ def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], 
 def placements(run_config: RunConfig, workspaces: int) -> tuple[tuple[tuple[str, int], ...], ...]:
     """Return where the workspaces may lie in the allocator, the usual place first.
 
-    One that lies in a hole of the step takes no room of its own; another program of the process, or a product before
-    the run, may have made them. The phases are empty for those before the run. All five occur in published runs
-    (docs/accuracy.md).
+    A workspace in a hole between the step's blocks takes no room of its own. One that an earlier matrix product of the
+    process made has an empty phase. All five placements occur in published runs (docs/accuracy.md).
     """
     both = by_thread(run_config, workspaces)
     one = tuple(laid for laid in both if laid[0] == FORWARD)

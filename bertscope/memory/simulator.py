@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
-from bertscope.memory.caching_allocator import Allocator, Workspaces, replayed, requests
+from bertscope.memory.caching_allocator import Allocator, Workspaces
 from bertscope.memory.kernel_rules import Overhead, overhead, placements
 from bertscope.memory.summary import (
     ModelFacts,
@@ -24,6 +24,7 @@ from bertscope.memory.summary import (
     estimated,
     memory_report,
     on_card,
+    replay,
     reserved_range,
     step_cost,
     traffic,
@@ -255,8 +256,7 @@ class Simulator:
         return self.overhead.limit_bytes(self.usable_bytes)
 
     def _replayed(self, run_config: RunConfig, laid: Workspaces, limit_bytes: int | None) -> Allocator:
-        asked = requests(self.trace(run_config), laid)
-        return replayed(asked, limit_bytes, expandable_segments=run_config.expandable_segments)
+        return replay(self.trace(run_config), run_config, laid, limit_bytes)
 
     # ---- the largest batch that fits ----
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.gpus import Gpu, card_threads, sdpa_kernel
-from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, Allocator, replayed, requests
+from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, Allocator, Workspaces, replayed, requests
 from bertscope.memory.kernel_rules import by_thread, overhead, placements
 from bertscope.memory.trace import Collective, MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
@@ -193,9 +193,13 @@ def allocator_bytes(
 
     Allocated bytes count in the last step, reserved bytes in all steps; `history` says what the process did before.
     """
-    run = requests(trace, by_thread(run_config, workspaces))
-    allocator = replayed(run, expandable_segments=run_config.expandable_segments, history=history)
+    allocator = replay(trace, run_config, by_thread(run_config, workspaces), history=history)
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+
+
+def replay(trace: MemoryTrace, run_config: RunConfig, laid: Workspaces, *rest: Any, **more: Any) -> Allocator:
+    """Return the allocator after the steps of a run whose workspaces lie there; the rest is as for `replayed`."""
+    return replayed(requests(trace, laid), *rest, expandable_segments=run_config.expandable_segments, **more)
 
 
 _SPREAD = 0.005  # of the reserved bytes: a smaller difference is no range
@@ -218,10 +222,7 @@ def device_cost(trace: MemoryTrace, run_config: RunConfig, gpu: Gpu | None = Non
     if run_config.device != "cuda":
         return {}
     room = overhead(run_config, None, gpu)
-    replays = [
-        replayed(requests(trace, laid), expandable_segments=run_config.expandable_segments)
-        for laid in placements(run_config, room.workspace_bytes)
-    ]
+    replays = [replay(trace, run_config, laid) for laid in placements(run_config, room.workspace_bytes)]
     reserved = reserved_range(replays)
     return {
         "max_allocated_bytes": replays[0].peak_allocated_bytes,

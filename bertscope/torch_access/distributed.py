@@ -145,7 +145,10 @@ def gloo_in_one_thread(interface: str) -> str:
 
 
 def drain(group: Any) -> None:
-    """Wait until a group in one thread holds no tensor: it has dropped those of a collective when the next one ends."""
+    """Wait until a group that runs in one thread holds no tensor.
+
+    The thread drops the tensors of a collective before it begins the next one, here a barrier.
+    """
     group._get_backend(torch.device("cpu")).barrier().wait()
 
 

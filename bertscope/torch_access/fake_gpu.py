@@ -135,7 +135,7 @@ def _answer_hooks(stack: ExitStack) -> None:
 
 
 def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
-    """Let torch's Python code take fake tensors on the GPU as it takes those of CUDA.
+    """Let torch's Python code treat fake tensors on the GPU as CUDA tensors.
 
     Modules keep the identity of their parameters when they move, which torch
     does by swapping; `torch.tensor(device="cuda")` copies; the functions of torch.cuda that initialize it do nothing.

@@ -41,7 +41,7 @@ def inputs_for(
     The dictionary has the token ids, masks, pixels, audio and decoder's ids that forward accepts and that the
     configuration describes, and each of `described`, such as `pixel_values=Bx3x224x224:float32`, instead. Raises
     SelectionError for sizes that the model cannot run, and if forward requires an input that is neither derived nor
-    described. The inputs of a model of peft are those of the model that it wraps.
+    described. A peft model has the inputs of the model that it wraps.
     """
     explicit = described_inputs(described, batch, seq)
     if callable(getattr(module, "example_inputs", None)):

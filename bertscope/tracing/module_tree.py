@@ -163,7 +163,7 @@ class _Reader:
     def __init__(self, model: nn.Module, notes: Mapping[str, object], no_note: object) -> None:
         self.notes, self.no_note = notes, no_note
         self.met: dict[int, str] = {}  # the first path of each module that was read
-        self.tensors: dict[int, tuple[list[_Tensor], set[int]]] = {}  # of each module, and those of modules below it
+        self.tensors: dict[int, tuple[list[_Tensor], set[int]]] = {}  # of each module, and the ids of all below it
         self.homes: dict[int, str] = {}  # the first path at which each tensor counts
         outer: dict[int, str] = {}
         for path, module in model.named_modules():

@@ -112,7 +112,7 @@ class Compared(Record):
     pivot: Callable[[Sequence[Any]], Table | None] | None = None  # instead of the table
     records: Callable[[Any], Table | None] | None = None
     shows_records: bool = False
-    names: int = 0  # of the columns of a row that name it, next to those of the subject
+    names: int = 0  # how many columns name a row, besides the subject
 
 
 def common_notes(of_subjects: Iterable[tuple[str, Sequence[str]]]) -> list[str]:

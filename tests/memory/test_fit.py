@@ -269,7 +269,7 @@ def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_u
 
 
 def is_served_everywhere(trace, run_config, workspaces, limit):
-    """Whether the requests of a step are served wherever the workspaces lie."""
+    """Return True if a step fits wherever the workspaces lie."""
     found = [requests(trace, laid) for laid in placements(run_config, workspaces)]
     return all(replayed(asked, limit).missing_bytes == 0 for asked in found)
 
