@@ -52,9 +52,6 @@ _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _LOOK_SECONDS = 0.05  # between two looks of the launcher at the ranks
 # A rank that fails waits before it ends, so that the others, which wait for it, do not fail too.
 _LAST_SECONDS = 20.0
-# In one of 140 runs on a busy machine the input of FSDP's last reduction outlived backward: each phase begins after a
-# pause, and the step with the lowest peaks counts.
-_PAUSE_SECONDS, _STEPS = 0.05, 2
 _MORE_SECONDS = 60.0  # beyond the timeout of the job, which names the rank that hangs
 
 
@@ -63,22 +60,19 @@ def live_run(step: ModelStep, phase: Phase) -> MemoryTrace:
 
     `phase` is entered with each phase too.
     """
-    recorder, traces = StepRecorder(step, _LiveDevice(step)), []
+    recorder = StepRecorder(step, _LiveDevice(step))
 
     @contextmanager
     def recorded(name: str) -> Iterator[None]:
-        time.sleep(_PAUSE_SECONDS)
         with phase(name), recorder.recorded(name):
             yield
 
     with recorder.watching():
         recorder.hold_state()
         step.run(recorded)  # what it leaves, the next step finds
-        for _ in range(_STEPS):
-            recorder.log.restart()
-            step.run(recorded)
-            traces.append(recorder.log.trace(step.run_config.device))
-    return min(traces, key=lambda trace: sum(moment.live_bytes for moment in trace.peaks()))
+        recorder.log.restart()
+        step.run(recorded)
+    return recorder.log.trace(step.run_config.device)
 
 
 class _Buckets(Device):

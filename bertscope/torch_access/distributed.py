@@ -147,9 +147,10 @@ def gloo_in_one_thread(interface: str) -> str:
 def drain(group: Any) -> None:
     """Wait until a group that runs in one thread holds no tensor.
 
-    The thread drops the tensors of a collective before it begins the next one, here a barrier.
+    The thread drops the tensors of a collective before it begins the next one. A barrier would not do: it keeps weak
+    references to the collectives before it, and their tensors live as long as these.
     """
-    group._get_backend(torch.device("cpu")).barrier().wait()
+    group._get_backend(torch.device("cpu")).allreduce([torch.zeros(1)]).wait()
 
 
 def forget_meshes() -> None:
