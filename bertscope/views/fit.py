@@ -17,7 +17,7 @@ from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, shar
 from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, fits_word, listed, number, values
 from bertscope.views.console import Target
-from bertscope.views.footer import not_generation, uncounted
+from bertscope.views.footer import is_generation_left_out, uncounted
 from bertscope.views.views import Compared, Heading, Table, View, about, common_notes
 
 
@@ -67,6 +67,10 @@ def verdict(report: FitReport) -> str:
 
     Of several lengths it is about the longest one with the best answer.
     """
+    return step.line_of(*_facts(report), ", without generation" * is_generation_left_out(report))
+
+
+def _facts(report: FitReport) -> Sequence[step.Fact]:
     row, on = _answering_row(report), limit_text(report)
     how = step.with_checkpointing(row.checkpointing)
     need = step.lacking(row.cost) if row.answer == NO else step.on_gpu(row.cost)
@@ -78,12 +82,12 @@ def verdict(report: FitReport) -> str:
         if not row.fits:
             fits = f"No: batch {count_text(report.batch_total)} does not fit on {gpus}"
         setting = f" ({how}, {row.precision})"
-        return step.line_of(fits, (strategy, 2), each, (setting, 1), (f": {'' if row.fits else 'each '}{need}", 3))
+        return fits, (strategy, 2), each, (setting, 1), (f": {'' if row.fits else 'each '}{need}", 3)
     setting = row.precision if report.length_given else f"{row.precision}, seq {row.seq}"
     facts = (f" {how}", 3), (f" ({setting})", 2)
     time, batch = (step.step_time(row.cost), 1), count_text(report.asked_batch or row.batch or 1)
     if row.answer == YES and report.asked_batch:
-        return step.line_of(f"Yes: batch {batch} fits {on}", *facts, f": {need}", time)
+        return f"Yes: batch {batch} fits {on}", *facts, f": {need}", time
     if row.batch and not report.asked_batch:
         same = [one for one in report.rows if (one.precision, one.seq) == (row.precision, row.seq)]
         plain = next((one for one in same if one.checkpointing == NONE), row)
@@ -91,16 +95,16 @@ def verdict(report: FitReport) -> str:
         if plain is row:
             tokens = f"({count_text(row.batch * row.seq)} tokens)"
             largest = f"{batch} {tokens if report.run.mode == INFERENCE else how}"
-        return step.line_of(f"Largest batch {on}", facts[1], f": {largest}", time)
+        return f"Largest batch {on}", facts[1], f": {largest}", time
     if not report.asked_batch:
         start = "Not certain: batch 1 may fit" if row.answer == UNCERTAIN else "Not even batch 1 fits"
-        return step.line_of(f"{start} {on}", *facts, f": it {need}")
+        return f"{start} {on}", *facts, f": it {need}"
     best = max((one for one in report.rows if one.seq == row.seq), key=attrgetter("largest_batch"))
     best_how = (f" {step.with_checkpointing(best.checkpointing)}" * bool(best.largest_batch), 4)
     fits = f"batch {count_text(best.largest_batch)} fits" if best.largest_batch else "not even batch 1 fits"
     if row.answer == UNCERTAIN:
-        return step.line_of(f"Not certain: batch {batch} may fit {on}", *facts, f"; {fits}", best_how)
-    return step.line_of(f"No: batch {batch} {need} {on}", facts[1], f"; {fits}", best_how)
+        return f"Not certain: batch {batch} may fit {on}", *facts, f"; {fits}", best_how
+    return f"No: batch {batch} {need} {on}", facts[1], f"; {fits}", best_how
 
 
 def _tip(report: FitReport) -> str:
@@ -161,8 +165,8 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
         yield f"{exact}Without margin ({named('margin')} 0) it is {count_text(row.batch_without_margin)}."
     if more := step.other_loop(report.run, row.cost):
         yield more
-    if more := not_generation(report):
-        yield more
+    if is_generation_left_out(report):
+        yield "One forward pass, not a generation."
     yield from (f"{text[:1].upper()}{text[1:]}." for text in uncounted(report))
     lengths = list(dict.fromkeys(one.seq for one in report.rows))
     if report.asked_batch and len(lengths) > 1:

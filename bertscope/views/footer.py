@@ -141,7 +141,7 @@ def footer(report: CountReport | TreeReport, target: Target | None = None) -> It
         yield subject.obtained, f"from the torch modules' own tensors; torch {subject.torch_version}{version}"
 
 
-def not_generation(report: Any) -> str:
-    """Return what the inference of a decoder is, which a reader may take for generate(), with its cache and steps."""
+def is_generation_left_out(report: Any) -> bool:
+    """Return True for the inference of a decoder: one forward pass, which a reader may take for generate()."""
     is_decoder = re.search("CausalLM|LMHead|ConditionalGeneration|Seq2SeqLM", report.subject.architecture)
-    return "One forward pass, not a generation." if report.run.mode == INFERENCE and is_decoder else ""
+    return report.run.mode == INFERENCE and is_decoder is not None

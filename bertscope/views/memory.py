@@ -17,7 +17,7 @@ from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, sign
 from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, in_phase, listed, number, values
 from bertscope.views.console import PARTS, Target, wrapped
-from bertscope.views.footer import not_generation, uncounted
+from bertscope.views.footer import is_generation_left_out, uncounted
 from bertscope.views.traffic import ranks_notes, ranks_table, traffic_notes, traffic_table
 from bertscope.views.views import Compared, Heading, Table, View, about, common_notes, model_columns, side_by_side
 
@@ -55,7 +55,8 @@ def verdict(report: MemoryReport) -> str:
     if not known:
         return "Nothing was measured: every run failed."
     costs = {name: row.estimated.cost for name, row in _named(report) if row.estimated and row.estimated.cost.verdict}
-    return step.line_of(*(_fits(report, costs) if costs else _peaks(report, known)))
+    facts = _fits(report, costs) if costs else _peaks(report, known)
+    return step.line_of(*facts, ", without generation" * is_generation_left_out(report))
 
 
 def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Sequence[step.Fact]:
@@ -172,8 +173,8 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
         yield f"{f'{name}: p' if len(variants) > 1 else 'P'}eak{step.place_of(memory.peak)}."
     if known and known[0][2].obtained == "estimated" and (more := step.other_loop(report.run, known[0][2].cost)):
         yield more
-    if more := not_generation(report):
-        yield more
+    if is_generation_left_out(report):
+        yield "One forward pass, not a generation."
 
 
 def _named(report: MemoryReport) -> list[tuple[str, Variant]]:

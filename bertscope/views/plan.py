@@ -37,7 +37,7 @@ _ROLES = (
     (r"output\.dense|fc2|down_proj|mlp\.c_proj|mlp\.Wo|wo|lin2|linear2", "FFN-down"),
 )  # fmt: skip
 
-_LABEL = 40  # characters of a plan in the table
+_LABEL, _CHANGES = 40, 34  # characters of a plan and of its changes in the table
 _MOST_NAMED = 5  # of more products those that are not kept are named
 
 
@@ -109,11 +109,11 @@ def verdict(report: PlanReport) -> str:
     size = f" as batch {count_text(row.batch)} x {count_text(row.accumulate)}" if report.batch_total else ""
     changes = f" with {_words(row.changes)}" if row.changes else ""
     if "lora" in row.changes:
-        changes = " with LoRA, which trains only adapters"
+        changes = " with LoRA adapters only"
     text = f"Fits {on}{size}{changes}: {step.on_gpu(row.cost)}"
     if not row.lists:
         return step.line_of(text, (", nothing is recomputed", 2), time)
-    return step.line_of(text, f", recomputing {share(row)}", (" of the layers' forward pass", 2), time)
+    return step.line_of(text, (f", recomputing {share(row)}", 3), (" of the layers' forward pass", 2), time)
 
 
 def _device(report: PlanReport) -> str:
@@ -131,7 +131,8 @@ def columns(report: PlanReport) -> list[Column]:
                right=True, shown=several),
         *step.cost_columns(),
         Column("recomputed", share, values("recompute_share"), right=True),
-        Column("what changes", lambda row: _words(row.changes) or "-", shown=any(row.changes for row in report.rows)),
+        Column("what changes", lambda row: one_line(_words(row.changes), limit=_CHANGES) or "-",
+               shown=any(row.changes for row in report.rows)),
         csv_only({"changes": lambda row: _options(row.changes) or "-"} | values("moved_bytes_again")),
         step.parts_csv(),
     ]  # fmt: skip
@@ -183,6 +184,8 @@ def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
     row = report.first
     if len(label(row)) > _LABEL:
         yield f"The first plan: {label(row)}."
+    if len(changes := _words(row.changes)) > _CHANGES:
+        yield f"What it changes: {changes}."
     if (cheaper := report.cheaper) is not None and report.fits:
         excess = cheaper.cost.gpu_bytes - cheaper.cost.usable_bytes
         more = f", {bytes_text(excess)} too much" if excess > 0 else ""
