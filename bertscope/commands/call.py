@@ -42,14 +42,17 @@ _COMPARED = ("batch", "seq", "precision", "checkpointing", "gpu")  # by any comm
 _MARK = b"[tool.bertscope]"
 _OUTPUTS = ("fmt", "output", "verbose", "rows", "emit", "others", "batch_total", "may_change", "time", "sequences")
 _OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")
+_STDOUT = Path("-")
 Result = TypeVar("Result")
 
 
 def execute(command: Command, options: dict[str, Any]) -> int | None:
     """Run a command with the values of its options; return its exit code. It first checks that outputs can be written.
 
-    Each Path option names an output, unless it is in INPUTS.
+    Each Path option names an output, unless it is in INPUTS. `--output -` is standard output.
     """
+    if options.get("output") == _STDOUT:
+        options = {**options, "output": None}
     try:
         check_outputs([value for name, value in options.items() if isinstance(value, Path) and name not in INPUTS])
         body = getattr(import_module(f"bertscope.commands.{command.body}"), command.name, CommandLine.answer)
@@ -365,8 +368,8 @@ def check_outputs(paths: Sequence[Path]) -> None:
         os.getcwd()
     except OSError:
         raise SourceError("the working directory was deleted; change to a folder that exists") from None
-    if not paths:
-        return
+    if _STDOUT in paths:
+        raise SourceError("- is standard output, which only --output takes; name a file")
     files = [target for path in paths if (target := check_writable(path))]
     for path in files:
         if files.count(path) > 1:

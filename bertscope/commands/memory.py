@@ -229,11 +229,12 @@ def sweep(call: CommandLine) -> int:
     from bertscope.views.sweep import ordered
 
     if call.init:
-        path = Path(call.grid)
-        if path.exists():
+        path = None if call.grid == "-" else Path(call.grid)
+        if path is not None and path.exists():
             raise SourceError(f"{path} exists; name a new file for the sample")
-        write_file(path, Path(__file__).with_name("sample_grid.yaml").read_text(encoding="utf-8"))
-        note(f"the sample is in {path}")
+        write(Path(__file__).with_name("sample_grid.yaml").read_text(encoding="utf-8"), path)
+        if path is not None:
+            note(f"the sample is in {path}")
         return 0
     if call.output is None:
         raise SelectionError("--output is missing: the file of the results, such as --output results.jsonl")

@@ -359,6 +359,14 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(cli, monkeypat
     assert {path.name for path in tmp_path.iterdir()} == {"folder.svg", "loop.svg"}
 
 
+def test_a_dash_is_standard_output_for_the_output_and_no_file_for_another_option(cli, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli("count", "bert-tiny", "--output", "-").out == cli("count", "bert-tiny").out
+    assert "model:" in cli("sweep", "-", "--init").out
+    assert cli("estimate", "bert-tiny", "--timeline", "-").code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", ["profile", "estimate"])
 def test_two_outputs_of_one_name_and_an_unknown_ending_are_said_before_the_work(cli, monkeypatch, tmp_path, command):
     monkeypatch.setattr(WORK[command], never)
