@@ -167,9 +167,11 @@ def _no_option(option: str, ctx: Any) -> str:
     if new := new_name(word, forms, forms):
         return f"{lacks}; use {new}"
     if word in forms and not forms[word].startswith("-"):
-        return f"{lacks}; write {word.upper()} without it: {ctx.command_path} {word.upper()}"
+        arguments = [piece.strip("{}") for piece in ctx.command.collect_usage_pieces(ctx)[1:]]
+        return f"{lacks}; write {word.upper()} without it: {' '.join([ctx.command_path, *arguments])}"
     new = new_name(word, OPTIONS, OPTIONS) or option
     if having := commands_with(new.split()[0]) if name else []:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
-    near = nearest(option.strip("-"), [item.strip("-") for row in ctx.command.params for item in row.opts])
+    forms_of_all = (form for row in ctx.command.params for form in row.opts)
+    near = nearest(option.strip("-"), [form[2:] for form in forms_of_all if form.startswith("--")])
     return f"{lacks}; {f'did you mean --{near}?' if near else f'{ctx.command_path} --help-all lists the options'}"
