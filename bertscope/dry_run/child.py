@@ -110,7 +110,8 @@ def main() -> None:
 
 def run_here(function: Callable[[], Any], script_run: ScriptRun) -> RunReport:
     """Run a function in this process on the fake GPU, and put everything back."""
-    return as_asked(script_run, record(script_run, function)[0])
+    report = as_asked(script_run, record(script_run, function)[0])
+    return replace(report, remarks=(*report.remarks, "the function ran in this process, without a sandbox"))
 
 
 @dataclass
@@ -140,8 +141,10 @@ class Installed:
         )  # fmt: skip
         if not log.events:
             return report, None
-        start = log.refused[-1][2] if log.refused and not failure else 0
-        start = start if start < len(log.events) else 0
+        start = 0
+        if log.refused and not failure:  # the script went on: what the error freed comes before its next allocation
+            births = (number for number in range(log.refused[-1][2], len(log.events)) if log.events[number].block >= 0)
+            start = next(births, 0)
         recording = Recording(log, self.device.kind, start, script_run.folder, self.rows)
         report = replace(report, phases=recording.phases(context))
         top = max(range(start, len(log.events)), key=recording.live.__getitem__)

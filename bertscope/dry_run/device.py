@@ -46,6 +46,8 @@ _FACTORIES = (
     "randperm",
 )  # fmt: skip
 _SIZED = ("full", "zeros", "ones")  # whose first argument is a shape
+# Whatever the other operand is, the result has this value if one of them has it everywhere: the end of a generation.
+_DECISIVE = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logical_and": False}
 
 
 class FakeGpu(Device):
@@ -103,8 +105,6 @@ class FakeGpu(Device):
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator on the GPU; raises NoRule if it is not known."""
-        if operator is _aten.record_stream.default:
-            return None
         if operator in _COMPARING:
             known = [self.value(tensor) for tensor in args[:2]]
             if all(value is not None for value in known):
@@ -216,6 +216,9 @@ class FakeGpu(Device):
             return None
         values = list(map(self.value, leaves))
         is_known = all(value is not None for value in values) if leaves else name in _FACTORIES
+        for value in values if name in _DECISIVE and not is_known else ():
+            if value is not None and value.dtype == torch.bool and bool((value == _DECISIVE[name]).all()):
+                return torch.full(torch.broadcast_shapes(*(leaf.shape for leaf in leaves)), _DECISIVE[name])
         if is_known and operator is _aten._to_copy.default:
             is_known = _is_kept(args[0] if values[0] is None else values[0])
         if is_known and not leaves and name in _SIZED:
@@ -308,7 +311,8 @@ class FakeGpu(Device):
 # In the text of an error of a kernel or a function of the driver that is not there.
 _OF_GPU = (
     "Could not run", "not implemented", "data pointer", "data_ptr", "DynamicOutput", "DataDependent",
-    "dummy base class", "'torch._C' has no attribute", "not compiled with CUDA", "ATen_cuda",
+    "dummy base class", "'torch._C' has no attribute", "not compiled with CUDA", "ATen_cuda", "no fake impl",
+    "nested_int",
 )  # fmt: skip
 _VALUE, _ONE, _GUESSED = "_bertscope_value", "_bertscope_one", "_bertscope_guessed"
 

@@ -31,7 +31,8 @@ _KINDS = (
 _VIRTUAL = frozenset(_KINDS.split())  # file systems that hold no files
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _SHARED = "/dev/shm"  # noqa: S108  of the sandbox, which nobody shares
-_MOST_PROCESSES, _SECONDS = 500, 0.05  # of a script, and between two counts
+# Of a script: workers for each core, and no more, since a fork bomb makes and ends some tens in a second.
+_MOST_PROCESSES, _SECONDS = 100 + 4 * (os.cpu_count() or 1), 0.05  # and the time between two counts
 _MOST_WRITTEN = "8g"  # bytes that a script may write, all files together
 
 
@@ -102,12 +103,12 @@ def _wait_and_leave(child: int, most: int = 0) -> None:
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
-        if not pid:
-            is_own = os.readlink("/proc/self") == str(os.getpid())  # else a container's, which shows other processes
-            if is_own and sum(name[0] in string.digits for name in os.listdir("/proc")) > most:
-                os.write(2, f"it started more than {most:,} processes\n".encode())
-                os._exit(1)
-            time.sleep(_SECONDS)
+        # Else a container's, which shows other processes.
+        is_own = bool(most) and os.readlink("/proc/self") == str(os.getpid())
+        if is_own and sum(name[0] in string.digits for name in os.listdir("/proc")) > most:
+            os.write(2, f"it started more than {most:,} processes\n".encode())
+            os._exit(1)
+        time.sleep(0 if pid else _SECONDS)
 
 
 def _mounts() -> dict[str, str]:

@@ -146,7 +146,10 @@ def fitted(
             rows[value] = RunFit(value=value, cost=report.cost)
         return rows[value].answer == YES
 
-    least, most = (low, high + 1) if fits(low) else (low - 1, low)
+    if fits(low):
+        least, most = low, high + 1
+    else:  # memory may shrink with the argument, such as a number of chunks
+        least, most = (high, high + 1) if high > low and fits(high) else (low - 1, low)
     while most - least > 1:
         *_, one, two = (None, *(rows[value] for value in sorted(rows) if rows[value].answer == YES))
         value = min(least * 8, high)
@@ -161,7 +164,8 @@ def fitted(
     peaks = [row.peak_bytes for row in ordered if row.answer == YES]
     if len(peaks) > 1 and len(set(peaks)) == 1:
         remarks.append(f"the peak does not change with {name}: is it an argument of the script?")
-    if peaks != sorted(peaks):
+    answers = [row.answer == YES for row in ordered]
+    if peaks != sorted(peaks) or answers != sorted(answers, reverse=True):
         remarks.append(f"the peak does not grow evenly with {name}; a value between may not fit")
     return RunFitReport(
         script=script_run.script, arguments=script_run.arguments, argument=name, low=low, high=high,

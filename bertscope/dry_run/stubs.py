@@ -24,7 +24,7 @@ from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import capability, processors, sdpa_kernel
 from bertscope.memory.kernels import attention
 from bertscope.sources.find import load
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import always, nn, torch
 from bertscope.torch_access.distributed import fake_store
 from bertscope.torch_access.fake_gpu import NoRule, Put, loading
 
@@ -124,6 +124,7 @@ def stubbed(
             device.overwritten((args, kwargs))
 
         known: dict[str, Callable[[Any], None]] = {
+            "torch.distributed.launcher.api": lambda module: put(module.elastic_launch, __call__=_refuse_ranks),
             "triton.runtime.jit": lambda module: put(module.JITFunction, run=launch),
             "triton.runtime.autotuner": lambda module: put(module.Autotuner, run=launch),
             "safetensors.torch": lambda module: put(module, save_file=_save_layouts),
@@ -216,7 +217,7 @@ def _cuda(put: Put, device: FakeGpu) -> None:
     answers: dict[str, Any] = dict.fromkeys(_IGNORED.split()) | dict.fromkeys(_ZERO.split(), 0)
     answers |= dict.fromkeys(_HANDLES.split(), _Handle) | {
         "is_available": True, "is_initialized": True, "is_current_stream_capturing": False, "memory_summary": "",
-        "device_count": lambda: int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+        "device_count": lambda: max(_number("LOCAL_WORLD_SIZE", 1), _number("LOCAL_RANK", 0) + 1),
         "current_accelerator": torch.device("cuda"), "get_device_name": name, "get_device_capability": able,
         "get_device_properties": about, "get_arch_list": [f"sm_{able[0]}{able[1]}"],
         "is_bf16_supported": has_bf16,
@@ -306,7 +307,13 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
             return original.__new__(cls)
 
     put(torch, Generator=Generator)
-    put(torch.Tensor, pin_memory=lambda tensor, *_: tensor, is_pinned=lambda tensor, *_: False)
+    put(torch, Stream=_Handle, Event=_Handle)
+    put(
+        torch.Tensor,
+        pin_memory=lambda tensor, *_: tensor,
+        is_pinned=lambda tensor, *_: False,
+        record_stream=always(None),
+    )
     put(
         device.fake,
         tolist=lambda tensor: device.on_cpu(tensor).tolist(),
@@ -363,14 +370,13 @@ def _ranks(put: Put) -> None:
         return
     from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
-    of_c10d: Any = ranks.distributed_c10d
+    make_group: Any = ranks.new_group
     Ddp = nn.parallel.DistributedDataParallel
     initialize, construct, register_hook = ranks.init_process_group, Ddp.__init__, Ddp.register_comm_hook
 
     def begin(*_: Any, **__: Any) -> None:
         """Make the group of fake ranks, of the size that torchrun's variables say."""
-        rank, size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-        initialize("fake", store=fake_store(), rank=rank, world_size=size)
+        initialize("fake", store=fake_store(), rank=_number("RANK", 0), world_size=_number("WORLD_SIZE", 1))
 
     def wrap(module: Any, *args: Any, **kwargs: Any) -> None:
         """Wrap a module; the reducer expects a tensor of a collective, which no fake group returns."""
@@ -378,14 +384,28 @@ def _ranks(put: Put) -> None:
         register_hook(module, None, noop_hook)
         module.logger = _Handle()
 
+    def group(*args: Any, backend: Any = None, **kwargs: Any) -> Any:
+        """Return a group of fake ranks, whatever backend it is for."""
+        return make_group(*args, **kwargs)
+
+    def gather_objects(gathered: Any, own: Any, *_: Any, **__: Any) -> None:
+        """Fill a list with this rank's object, which stands for those of the others."""
+        gathered[:] = [own] * len(gathered)
+
+    answers = {
+        "init_process_group": begin, "new_group": group, "all_gather_object": gather_objects,
+        "broadcast_object_list": always(None), "is_nccl_available": always(True),
+    }  # fmt: skip
+    originals = {key: getattr(ranks, key) for key in answers}
     for module in [module for name, module in sys.modules.items() if name.startswith("torch.distributed")]:
-        if vars(module).get("init_process_group") is initialize:
-            put(module, init_process_group=begin)
-    put(of_c10d, is_nccl_available=lambda: True)
-    put(ranks, is_nccl_available=lambda: True)
-    put(torch.multiprocessing, spawn=_refuse_spawn)
-    put(Ddp, __init__=wrap, register_comm_hook=lambda *_, **__: None)
+        put(module, **{key: answers[key] for key, known in originals.items() if vars(module).get(key) is known})
+    put(torch.multiprocessing, spawn=_refuse_ranks)
+    put(Ddp, __init__=wrap, register_comm_hook=always(None))
 
 
-def _refuse_spawn(*_: Any, **__: Any) -> None:
-    raise NoRule("torch.multiprocessing.spawn starts a process for each rank; run one rank, as torchrun starts it")
+def _number(variable: str, otherwise: int) -> int:
+    return int(os.environ.get(variable, otherwise))
+
+
+def _refuse_ranks(*_: Any, **__: Any) -> None:
+    raise NoRule("a process for each rank would start; run one rank, with the variables that torchrun sets")

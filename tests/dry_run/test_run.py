@@ -193,6 +193,31 @@ step(2**20)
     assert report.phases[-1].cost.reserved_bytes <= 3 * 2**30
 
 
+def test_after_a_request_without_room_the_answer_is_about_what_the_script_did_then(script):
+    """What the failed attempt held is no part of the peak, which is that of the smaller batch."""
+    tried = "try:\n    step(2**20)\nexcept torch.OutOfMemoryError: pass\n"
+    peaks = []
+    for code in (tried, ""):
+        report = bertscope.run(script(STEP + code + "step(2**14)\n"), budget="3GiB")
+        peaks.append((report.answer, report.peak.peak_bytes, report.peak.cost.peak.parts, report.peak.phase))
+    assert peaks[0] == peaks[1]
+
+
+def test_a_generation_ends_at_its_longest_length_though_no_token_is_known(script):
+    code = """
+tokens, unfinished = torch.ones(4, 1).long().cuda(), torch.ones(4).long().cuda()
+while not unfinished.max() == 0:
+    token = torch.rand(4, 999).cuda().argmax(-1)
+    tokens = torch.cat([tokens, token[:, None]], 1)
+    unfinished = unfinished & ~((token == 2) | torch.full((4,), tokens.shape[1] == 8, device="cuda"))
+assert tokens.shape == (4, 8)
+step(4)
+"""
+    report = bertscope.run(script(STEP + code), timeout=60)
+    assert report.updates == 1
+    assert report.assumed
+
+
 def test_the_largest_value_of_an_argument_fits_and_the_next_does_not(script):
     name = script(STEP + "import sys\nfor _ in range(3): step(2**17 * int(sys.argv[sys.argv.index('--batch') + 1]))\n")
     report = bertscope.run(name, ["--batch", "1"], budget="2GiB", context="100MiB", fit="batch=1..2")
@@ -200,26 +225,41 @@ def test_the_largest_value_of_an_argument_fits_and_the_next_does_not(script):
     assert (report.largest, bertscope.from_json(report.to_json())) == (1, report)
 
 
+def costing(taken, budget):
+    """A run of a script that takes these bytes by its last argument."""
+
+    def run(asked):
+        size = taken(int(asked.arguments[-1]))
+        peak = PhasePeak(phase="forward", peak_bytes=size, path="", operator="", parts=Parts(activations=size))
+        lacking = ByteRange(low_bytes=max(size - budget, 0), high_bytes=max(size - budget, 0))
+        cost = StepCost(peak=peak, gpu_bytes=size, limit_bytes=budget, shortfall=lacking)
+        return RunReport(script="", arguments=asked.arguments, card=None, budget_bytes=budget, updates=3,
+                         phases=(), cost=cost)  # fmt: skip
+
+    return run
+
+
 @pytest.mark.parametrize("largest", [0, 1, 2, 37, 511, 512])
 @pytest.mark.parametrize("granule", [1, 2**21])
 def test_a_search_finds_the_largest_value_in_few_runs(largest, granule):
     """A script that takes 5 MB for each of its batch, in steps of the allocator; the budget ends after `largest`."""
+
+    def taken(value):
+        return -(-(10_000_000 + 5_000_000 * value) // granule) * granule
+
     runs = []
-
-    def run(asked):
-        value = int(asked.arguments[-1])
-        runs.append(value)
-        taken = -(-(10_000_000 + 5_000_000 * value) // granule) * granule
-        peak = PhasePeak(phase="forward", peak_bytes=taken, path="", operator="", parts=Parts(activations=taken))
-        lacking = ByteRange(low_bytes=max(taken - budget, 0), high_bytes=max(taken - budget, 0))
-        cost = StepCost(peak=peak, gpu_bytes=taken, limit_bytes=budget, shortfall=lacking)
-        return RunReport(script="", arguments=asked.arguments, card=None, budget_bytes=budget, updates=3,
-                         phases=(), cost=cost)  # fmt: skip
-
-    budget = -(-(10_000_000 + 5_000_000 * largest) // granule) * granule
-    report = fitted(ScriptRun(script="train.py", arguments=("--batch", "1")), "batch=1..512", run, budget)
+    run = costing(lambda value: runs.append(value) or taken(value), taken(largest))
+    report = fitted(ScriptRun(script="train.py", arguments=("--batch", "1")), "batch=1..512", run, taken(largest))
     assert report.largest == largest
     assert len(runs) == len(set(runs)) <= 12
+
+
+@pytest.mark.parametrize(("largest", "highest"), [(64, 64), (0, 3)])
+def test_a_search_over_an_argument_that_saves_memory_says_that_the_peak_falls(largest, highest):
+    """A script that takes 80 MB by its number of chunks, with 10 MB."""
+    report = fitted(ScriptRun(script="train.py"), f"chunks=1..{highest}", costing(lambda n: 80 // n, 10), 10)
+    assert report.largest == largest
+    assert ["does not grow evenly" in remark for remark in report.remarks] == [True] * bool(largest)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +290,11 @@ FAULTS = {  # what a run tells: whose fault it is, and the line
     STEP + "import threading as t\nrun = t.Thread(target=step, args=(4,))\nrun.start()\nrun.join()": ("refused", ""),
     STEP + "torch.jit.script(torch.nn.Linear(2, 2)).cuda()": ("refused", "train.py:9"),
     STEP + "torch.multiprocessing.spawn(print, nprocs=2)": ("refused", "train.py:9"),
+    STEP + "from torch.distributed.launcher.api import elastic_launch\nelastic_launch(None, None)()": (
+        "refused", "train.py:10",
+    ),
+    STEP + "op = torch.library.custom_op('my::op', lambda x: x, mutates_args=(), schema='(Tensor x) -> Tensor')\n"
+    "op(model[0].weight)": ("refused", "train.py:10"),
     STEP + "import bertscope\nbertscope.run(lambda: step(4))": ("failed", "train.py:10"),
     STEP + "torch.cuda.CUDAGraph()": ("refused", "train.py:9"),
     STEP + "step(4)": ("report", None),
@@ -418,7 +463,8 @@ def started(setting):
 
 @pytest.mark.usefixtures("as_the_program_starts_it")
 def test_a_script_with_too_many_processes_ends_with_all_of_them(script, monkeypatch):
-    name = script("import os, time\nfor _ in range(5): os.fork()\ntime.sleep(1000)")
+    code = "import os, time\nwhile True:\n    if os.fork() == 0: os.fork() and os._exit(0); time.sleep(1000)"
+    name = script(code)  # each leaves a process that nobody but the first one waits for
     command = started("sandbox._MOST_PROCESSES = 9")
     monkeypatch.setattr("bertscope.processes.child.child_command", command)
     with pytest.raises(WorkerError, match="started more than 9 processes"):
@@ -470,25 +516,31 @@ except bertscope.BertscopeError as error:
 
 def test_a_rank_of_several_holds_its_part_and_the_buckets(script, monkeypatch):
     code = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 from torch import nn
 dist.init_process_group("nccl")
-model = nn.Linear(512, 512).cuda()
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+model = nn.Linear(512, 512).to(device)
 if {sharded}:
     from torch.distributed.fsdp import fully_shard
     fully_shard(model)
 else:
-    model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[device])
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(3):
-    model(torch.randn(4, 512).cuda()).sum().backward()
+    model(torch.randn(4, 512).to(device)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 assert dist.get_world_size() == 4
+gathered = [None] * 4
+dist.all_gather_object(gathered, "own")
+dist.broadcast_object_list(gathered)
+dist.all_reduce(torch.ones(1), group=dist.new_group(backend="gloo"))
+assert gathered == ["own"] * 4
 """
     for name, value in {
-        "RANK": 0,
-        "LOCAL_RANK": 0,
+        "RANK": 2,
+        "LOCAL_RANK": 2,
         "WORLD_SIZE": 4,
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": 1,
