@@ -270,7 +270,7 @@ def _failure(job: Job, sent: Sent, who: str, kind: str, text: Any) -> str:
     }
     if kind in others:
         return f"{said}; {others[kind]}"
-    is_saving = job.run_config.checkpointing == NONE and job.run_config.mode != "inference"
+    is_saving = job.run_config.checkpointing == NONE and not job.run_config.is_eval
     last = ", or a higher memory limit" if job.memory_limit_bytes else ""
     last = ", or a longer timeout" if kind == "timeout" else last
     return f"{said}; try a smaller batch or sequence{', checkpointing' if is_saving else ''}{last}"

@@ -88,6 +88,7 @@ def run(job: Job, send: Say) -> None:
             _set_malloc(_MMAP_THRESHOLD, 2**25)  # the thresholds that glibc reaches after frees of large blocks
             _set_malloc(_TRIM_THRESHOLD, 2**26)
         send("timing", Timing(warmup_seconds=warmup, flops=flops))
+        step.start(step.run_config.changed(eval_batch=None))  # times are of training steps
         for line in sys.stdin.buffer:
             if line == b"card\n":
                 measure_card(job, step.device, send)

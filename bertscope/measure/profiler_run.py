@@ -42,7 +42,9 @@ def real_step(
     model = run_model(source, run_config, device if run_config.dtype in (FP32.name, STORED) else "cpu").to(device)
     inputs, loss = named_inputs(real_inputs(model, run_config, device), loss_function(run_config))
     prepare(model)
-    return ModelStep(model, inputs, run_config, device, loss, waiting=waiting_inputs(inputs, run_config))
+    waiting = waiting_inputs(inputs, run_config)
+    return ModelStep(model, inputs, run_config, device, loss, waiting=waiting,
+                     held_out=lambda: real_inputs(model, run_config.evaluation, device))  # fmt: skip
 
 
 def measured(step: ModelStep, phase: Phase = nullcontext) -> MemoryTrace:
@@ -121,7 +123,7 @@ def profile(
     with suppress(UnknownValueError):  # then there is only the measurement
         estimated, _ = module_memory(module, inputs, run_config, loss)
     with _restored(module):
-        step = ModelStep(module.train(run_config.mode != "inference"), batch, run_config, run_config.device, how,
+        step = ModelStep(module.train(not run_config.is_eval), batch, run_config, run_config.device, how,
                          waiting=waiting_inputs(batch, run_config))  # fmt: skip
         with running_module(type(module).__name__, module, run_config.device):
             step.run_first_steps()

@@ -29,7 +29,7 @@ from typing import Any
 from bertscope.frozen import Record
 from bertscope.memory.kernel_rules import MATRICES
 from bertscope.memory.trace import Layout, MemoryEvent, MemoryTrace, Where
-from bertscope.reports.memory import BACKWARD, OPTIMIZER
+from bertscope.reports.memory import BACKWARD, EVALUATING, OPTIMIZER
 
 _MIB = 2**20
 _STEP, _SMALL = 512, _MIB
@@ -359,9 +359,10 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
     previous = dict.fromkeys(number for number, block in enumerate(held) if block.variable)
     referred = dict.fromkeys(number for _, number in step if number >= 0 and made_by[number].variable)
     later = {*gradients, *state, *previous}
-    passes = [(places[event], number) for event, number in step if places[event][0] != OPTIMIZER]
+    after = (OPTIMIZER, EVALUATING)
+    passes = [(places[event], number) for event, number in step if places[event][0] not in after]
     micro_batch = [number for _, number in passes]
-    update = [number for event, number in step if places[event][0] == OPTIMIZER]
+    update = [number for event, number in step if places[event][0] in after]
     update += [number for number in _left(number for _, number in step) if ~number not in referred]
     freed = {~number for _, number in step if number < 0}
     repeated = [number for number in gradients if number in freed]  # in each step

@@ -27,8 +27,8 @@ from bertscope.memory.trace import (
     MemoryTrace,
 )
 from bertscope.reports.layer_ranges import LayerRange
-from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, FORWARD, OPTIMIZER
-from bertscope.settings.run_config import LOOPS, RunConfig
+from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, EVALUATING, FORWARD, OPTIMIZER
+from bertscope.settings.run_config import CPU, LOOPS, PLAIN, TRAINER, RunConfig
 from bertscope.tracing.repeat import Copies, Unit
 
 _STACKED = ((OPTIMIZER, ALL_REDUCE), (OPTIMIZER, ALL_GATHER), (FORWARD, BROADCAST))  # norms, and DDP's buffers
@@ -281,6 +281,88 @@ def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
     if run_config.torch_version < _SOFTMAX_INPUT_BEFORE:
         trace = _with_softmax_inputs(trace)
     return _zeroed_between(trace) if run_config.zeroes_between and not run_config.has_gradients_before else trace
+
+
+_Order = list[tuple[int, int]]  # changes with their places
+
+
+def with_evaluation(trace: MemoryTrace, batch: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
+    """Return a training step and the evaluation after it (`step.evaluation`), of which `batch` is one batch.
+
+    The model and the optimizer state exist already.
+    """
+    kinds = [Kind(kind.block_at(batch.more), size) for kind, size in zip(batch.kinds, batch.kind_bytes, strict=True)]
+    made = [number for number in batch.held if kinds[number].block.part == "inputs"]
+    before = [number for number in batch.held if kinds[number].block.variable.startswith(PREVIOUS)]
+    left = [number for number in batch.changes if number >= 0 and kinds[number].block.variable]
+    passes = list(zip(batch.changes, batch.place_of, strict=True))
+    order = [*_allocated(made + before), *passes, *_freed(left + made)]
+    if run_config.eval_samples:
+        passes = [(change, at) for change, at in passes if ~change not in before]
+        order = _with_logits(kinds, made, left, passes, run_config)
+    kinds = [kind._replace(block=kind.block._replace(variable="")) for kind in kinds]
+    first, first_place = len(trace.kinds), len(trace.places) + 1
+    changes = [change + first if change >= 0 else change - first for change, _ in order]
+    return replace(
+        trace, kinds=trace.kinds + kinds, changes=trace.changes + changes, other_changes=trace.other_changes + changes,
+        places=[*trace.places, (EVALUATING, "", ""), *((EVALUATING, *where[1:]) for where in batch.places)],
+        place_of=trace.place_of + [first_place + at for _, at in order],
+    )  # fmt: skip
+
+
+def _allocated(numbers: Iterable[int]) -> _Order:
+    return [(number, -1) for number in numbers]
+
+
+def _freed(numbers: Iterable[int]) -> _Order:
+    return [(~number, -1) for number in numbers]
+
+
+def _with_logits(kinds: list[Kind], made: list[int], left: list[int], passes: _Order, run_config: RunConfig) -> _Order:
+    """Return the changes of all batches, whose logits stay; between the first and the last the model does not run.
+
+    A batch makes its inputs and leaves its outputs. Trainer joins the logits, and the labels, with those before.
+    """
+    last, is_trainer = run_config.eval_batches, run_config.loop == TRAINER
+    is_wider = is_trainer and run_config.autocast is not None  # accelerate has outputs in fp32
+    logits = [number for number in left if kinds[number].block.variable == "logits"]
+    rest = [number for number in left if number not in logits]
+    labels = [number for number in made if "label" in kinds[number].block.path] * is_trainer
+
+    @cache
+    def joined(number: int, count: int) -> int:
+        """Return the kind of the blocks of so many batches in one tensor."""
+        block, size, *_ = kinds[number]
+        size *= 2 if is_wider and block.dtype in ("bfloat16", "float16") else 1
+        if (count, size) == (1, kinds[number].size_bytes) and number in logits:
+            return number
+        kinds.append(Kind(block._replace(part="temporaries", operator=CAT, variable=""), size * count))
+        return len(kinds) - 1
+
+    def all_joined(count: int) -> list[int]:
+        return [joined(number, count) for number in logits]
+
+    following = made * (last > 1 and is_trainer and run_config.device == CPU)  # which its loader has during the first
+    order = _allocated(following)
+    for count in range(1, last + 1):
+        order += [*_allocated(made), *_freed(made * (count > 1))]
+        order += passes if count in (1, last) else _allocated(left)
+        order += [*_freed(following * (count == 1)), *_freed(rest * (count > 1 or run_config.loop != PLAIN))]
+        if is_wider:
+            order += [*_allocated(all_joined(1)), *_freed(logits)]
+        if is_trainer:
+            order += _freed(all_joined(1) * (count > 2))  # of the batch before
+            for number in (*logits * (count > 1), *labels):
+                order += [*_allocated([joined(number, count)]), *_freed([joined(number, count - 1)] * (count > 1))]
+    if is_trainer:
+        ends = [*all_joined(last), *all_joined(1) * (last > 1), *(joined(number, last) for number in labels)]
+        return [*order, *_freed(ends + made)]
+    together = all_joined(last) * (last > 1)
+    return [
+        *order,
+        *_allocated(together),
+        *_freed([*together, *logits * last, *rest * (run_config.loop == PLAIN), *made]),
+    ]
 
 
 def _with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:

@@ -249,7 +249,7 @@ def _traced(
     batch, how = named_inputs(inputs, loss)
     ranks: AbstractContextManager[Any] = fake_ranks(parallelism) if parallelism.world_size > 1 else nullcontext()
     with ranks as meshes, fake_tensors(), device_semantics(run_config):
-        copied = fake_copy(module).train(run_config.mode != "inference")
+        copied = fake_copy(module).train(not run_config.is_eval)
         for path in filter(None, compiled):  # a copy is not compiled; the step compiles the whole model
             copied.get_submodule(path).compile(dynamic=False)
         buckets = {}

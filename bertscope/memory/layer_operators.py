@@ -57,7 +57,7 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     few = source.with_layer_counts(counts) if counts else source
     # A layer costs the same for the texts of an example together as one after the other.
     texts = run_config.batch * run_config.texts
-    run_config = run_config.changed(checkpointing=NONE, batch=texts, loss=MODEL, compile=False)
+    run_config = run_config.changed(checkpointing=NONE, batch=texts, loss=MODEL, compile=False, eval_batch=None)
     model = run_model(few, run_config)
     keep_operators(model, {})  # no layer yet: it switches the cache of keys off
     records = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from functools import partial
 from inspect import getsource
 from textwrap import indent
@@ -13,7 +14,7 @@ from bertscope.memory import step
 from bertscope.memory.step import TORCH_DTYPES, below, meta_inputs, run_model
 from bertscope.model.lora import base_model_of
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import INFERENCE, PLAIN, STORED, TRAINING, RunConfig
+from bertscope.settings.run_config import PLAIN, STORED, TRAINING, RunConfig
 from bertscope.settings.training import MODEL, OPTIMIZERS, loss_parts
 from bertscope.sources.bert import BertSource, preset_paths
 from bertscope.sources.find import teachers
@@ -30,6 +31,7 @@ _IMPORTS = {
     "autocast_each_forward(": "from bertscope.memory.step import autocast_each_forward",
     "losses.": "from bertscope.tracing import losses",
     "bertscope.memory.optimizers.": "import bertscope.memory.optimizers",
+    "logits_of(": "from bertscope.memory.step import logits_of",
     "freeze(": "from bertscope.tracing.module_tree import freeze",
 }
 _LOSSES = ("label", "positions")  # in the names of inputs with which a class computes its loss
@@ -44,10 +46,16 @@ def loop_script(source: ModelSource, run: RunConfig) -> str:
         raise SelectionError(f"{option} shows a loop without {name_of(name)}; leave one of them out")
     if run.loss != MODEL and run.loop == PLAIN:  # the outputs of its forward passes are variables of no plain code
         raise SelectionError(f"{option} shows a loss in a loop that frees outputs, such as {name_of('loop')} trainer")
-    model, batch = _model(source.require(option), run)
-    has_loss = any(part in name for name in batch for part in _LOSSES)
-    parts = [*model, *_optimizer(run)]
-    parts += ["", "torch.set_grad_enabled(False)"] if run.mode == INFERENCE else []
+    bert = source.require(option)
+    model = run_model(bert, run)
+    has_loss = any(part in name for name in meta_inputs(model, run) for part in _LOSSES)
+    parts = [*_model(bert, run), *_batch(bert, model, run), *_optimizer(run)]
+    if run.eval_batch:
+        held_out = "\n".join([*_batch(bert, model, run.evaluation), "return batch"])
+        forward = {"predict(held_out)": _forward(run, "held_out")}
+        parts += ["", "", "def held_out_batch():", indent(held_out, "    ")]
+        parts += ["", "", "def evaluate():", indent(_settled(run, step.evaluation, forward), "    "), ""]
+    parts += ["", "torch.set_grad_enabled(False)"] if run.is_eval else []
     parts += ["", f"for step in range({_STEPS}):", indent(_loop(run, has_loss), "    "), ""]
     text = "\n".join(parts)
     imports = [line for name, line in _IMPORTS.items() if name in text]
@@ -56,30 +64,40 @@ def loop_script(source: ModelSource, run: RunConfig) -> str:
 
 def _loop(run: RunConfig, has_loss: bool) -> str:
     """Return the text of a step of `training_loop` with these settings."""
-    if isinstance(criterion := loss_function(run), partial):
-        options = "".join(f", {name}={value!r}" for name, value in criterion.keywords.items())
-        forward = [f"loss = losses.{criterion.func.__name__}(model, batch{options})"]
-    else:
-        forward = ["output = model(**batch)"]
+    forward = [f"loss = {_forward(run, 'batch')}"]
+    if run.loss == MODEL:
+        forward = [f"output = {_forward(run, 'batch')}"]
         if run.mode == TRAINING:
             forward += ["loss = output.loss" if has_loss else "loss = output[0].sum()"]
         forward += ["del output"] * (run.loop != PLAIN)
     if run.mode == TRAINING and run.accumulate > 1:
         forward += [f"loss = loss / {run.accumulate}"]
     has_optimizer = run.mode == TRAINING and run.optimizer in OPTIMIZERS
-    settled = _Settled(
-        {"run": run, "device": run.device, **{name: getattr(step, name) for name in _CONSTANTS}},
-        {
-            "loss = criterion(batch)": "\n".join(forward),
-            "optimizer is not None": str(has_optimizer),
-            **({"micro_batch == 0": "True"} if run.accumulate == 1 else {}),
-            "clip_gradients(model)": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-            "optimizer is None": str(not has_optimizer),
-            "loss = loss.detach() if run.loop == TRAINER and isinstance(loss, torch.Tensor) else None": "",
-        },
-    )
-    function: Any = ast.parse(getsource(step.training_loop)).body[0]
-    return "\n".join(map(ast.unparse, settled.visit(function.body[1]).body))  # of `while True`, after the docstring
+    texts = {
+        "loss = criterion(batch)": "\n".join(forward),
+        "optimizer is not None": str(has_optimizer),
+        **({"micro_batch == 0": "True"} if run.accumulate == 1 else {}),
+        "clip_gradients(model)": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        "optimizer is None": str(not has_optimizer),
+        "loss = loss.detach() if run.loop == TRAINER and isinstance(loss, torch.Tensor) else None": "",
+    }
+    return _settled(run, step.training_loop, texts)
+
+
+def _forward(run: RunConfig, batch: str) -> str:
+    """Return the call that gives the output of a batch, or its loss if that is not the model's own."""
+    if not isinstance(criterion := loss_function(run), partial):
+        return f"model(**{batch})"
+    options = "".join(f", {name}={value!r}" for name, value in criterion.keywords.items())
+    return f"losses.{criterion.func.__name__}(model, {batch}{options})"
+
+
+def _settled(run: RunConfig, function: Callable[..., Any], texts: dict[str, str]) -> str:
+    """Return the body of a function, or of its `while True`, with these settings and texts."""
+    body: Any = ast.parse(getsource(function)).body[0].body[1:]  # type: ignore[attr-defined]  # after the docstring
+    body = body[0].body if isinstance(body[0], ast.While) else body
+    names = {"run": run, "device": run.device, **{name: getattr(step, name) for name in _CONSTANTS}}
+    return "\n".join(map(ast.unparse, _Settled(names, texts).visit(ast.Module(body, [])).body))
 
 
 class _Settled(ast.NodeTransformer):
@@ -110,6 +128,8 @@ class _Settled(ast.NodeTransformer):
                 if bool(value) != isinstance(how, ast.And):
                     return first
                 return others[0] if len(others) == 1 else self.visit(ast.BoolOp(how, others))
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                return ast.Assign([target], value, lineno=0)
             case ast.Expr(value=ast.Yield()):
                 return []
             case ast.For(iter=ast.Call(args=[ast.Constant(value=1)]), body=body):
@@ -117,9 +137,8 @@ class _Settled(ast.NodeTransformer):
         return node
 
 
-def _model(source: BertSource, run: RunConfig) -> tuple[list[str], list[str]]:
-    """Return the lines that make the model and its batch, and the names of its inputs."""
-    model, device = run_model(source, run), f"device={run.device!r}"
+def _model(source: BertSource, run: RunConfig) -> list[str]:
+    """Return the lines that make the model."""
     name_or_path = source.name if source.name in preset_paths() or source.path is None else str(source.path)
     options = {"architecture": source.architecture, "attention": source.config.attn_implementation,
                "add_pooling_layer": source.add_pooling_layer if source.architecture == "BertModel" else None,
@@ -141,10 +160,15 @@ def _model(source: BertSource, run: RunConfig) -> tuple[list[str], list[str]]:
         base = "model.base_model.model" if source.lora else "model"
         lines += [f"{base}.base_model.hides_positions = False  # the mask has only ones"]
     dtype = "" if run.dtype in (STORED, FP32.name) else f".to({TORCH_DTYPES[run.dtype]})"
-    lines += [f"model = model{dtype}.to({run.device!r}).train({run.mode != INFERENCE})"]
+    lines += [f"model = model{dtype}.to({run.device!r}).train({not run.is_eval})"]
     if run.autocast is not None and run.loss != MODEL:  # a loss of several forward passes
         lines += [f"autocast_each_forward(model, {run.device!r}, {TORCH_DTYPES[run.autocast]})"]
-    inputs = meta_inputs(model, run)
+    return lines
+
+
+def _batch(source: BertSource, model: Any, run: RunConfig) -> list[str]:
+    """Return the lines that make a batch."""
+    inputs, device = meta_inputs(model, run), f"device={run.device!r}"
 
     def values(name: str, like: Any) -> str:
         """Return the expression that makes an input; it makes a list if there are several texts."""
@@ -157,14 +181,14 @@ def _model(source: BertSource, run: RunConfig) -> tuple[list[str], list[str]]:
             return f"torch.ones({shape}, dtype=torch.long, {device})"
         return f"torch.randint({source.config.vocab_size if name == 'input_ids' else high}, {shape}, {device})"
 
-    lines += ["batch = {", *(f"    {name!r}: {values(name, like)}," for name, like in inputs.items()), "}"]
+    lines = ["batch = {", *(f"    {name!r}: {values(name, like)}," for name, like in inputs.items()), "}"]
     if run.padding:
         hidden = f"[:, {valid_tokens(run.seq, run.padding)} :] = 0"
         of_texts = ['for mask in batch["attention_mask"]:', f"    mask{hidden}"]
         lines += of_texts if run.loss != MODEL else [f'batch["attention_mask"]{hidden}']
     if run.waiting_batches:
         lines += [f"waiting = [deepcopy(batch) for _ in range({run.waiting_batches})]  # of the data loader"]
-    return lines, list(inputs)
+    return lines
 
 
 def _optimizer(run: RunConfig) -> list[str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope.errors import BertscopeError
 from bertscope.gpus import Gpu
 from bertscope.memory.caching_allocator import Allocator, Workspaces
+from bertscope.memory.derived_traces import with_evaluation
 from bertscope.memory.kernel_rules import Overhead, overhead, placements
 from bertscope.memory.summary import (
     ModelFacts,
@@ -138,10 +139,12 @@ class Simulator:
 
     def is_kept(self, run_config: RunConfig, threads: int) -> bool:
         """Return True if the cache has all that a row of a sweep needs of a run."""
-        run = replace(run_config, batch=min(run_config.batch, SMALLEST))
-        kind = "scalable_trace" if run.batch == SMALLEST else "trace"
-        needed = {"facts": _plain(run_config), kind: run, "flops": _counted(run_config)}
-        return all(is_saved(name, self.source, run, threads) for name, run in needed.items())
+        needed = [("facts", _plain(run_config)), ("flops", _counted(run_config))]
+        evaluations = [run_config.evaluation] if run_config.eval_batch else []
+        for run in (run_config.changed(eval_batch=None), *evaluations):
+            run = replace(run, batch=min(run.batch, SMALLEST))
+            needed.append(("scalable_trace" if run.batch == SMALLEST else "trace", run))
+        return all(is_saved(name, self.source, run, threads) for name, run in needed)
 
     def _trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the trace of a step; a user's own code runs at this very batch.
@@ -159,6 +162,9 @@ class Simulator:
 
     def _saved(self, kind: str, run_config: RunConfig) -> Any:
         """Return what is in the cache, else what runs on fake tensors give; only these import torch."""
+        if run_config.eval_batch:
+            training = self._saved(kind, run_config.changed(eval_batch=None))
+            return training and with_evaluation(training, self.trace(run_config.evaluation), run_config)
         return saved(kind, self.source, run_config, lambda: getattr(self.traces, kind)(run_config), *_FORMS[kind])
 
     def scalable_trace(self, run_config: RunConfig) -> MemoryTrace | None:
@@ -383,8 +389,8 @@ class Simulator:
 
 def _plain(run_config: RunConfig) -> RunConfig:
     """Return the run of other sizes, loop, kernels and strategy of checkpointing that builds the same model."""
-    if run_config.checkpointing != NONE:
-        run_config = run_config.changed(checkpointing=NONE)
+    if run_config.checkpointing != NONE or run_config.eval_batch:
+        run_config = run_config.changed(checkpointing=NONE, eval_batch=None)
     return replace(run_config, batch=1, seq=1, loop=FREED, sdpa_kernel="auto", card_threads=0)
 
 

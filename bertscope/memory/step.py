@@ -15,10 +15,11 @@ from bertscope.errors import SelectionError, name_of
 from bertscope.memory.trace import Block
 from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
-from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
+from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import (
     CUDA,
+    EVALUATION,
     FLASH_KERNELS,
     INFERENCE,
     PLAIN,
@@ -61,6 +62,7 @@ def training_loop(
     scaler: torch.amp.GradScaler,
     average: dict[str, torch.Tensor],
     sync_gradients: Callable[[bool], None],
+    evaluate: Callable[[], None],
     device: str,
 ) -> Iterator[str]:
     """Train as people write it; each `yield` says which phase begins, and its variables live on between the steps.
@@ -106,11 +108,56 @@ def training_loop(
                 for name, parameter in model.named_parameters():
                     if name in average:
                         average[name].lerp_(parameter.detach(), 0.001)
+        if run.eval_batch:
+            yield EVALUATING
+            evaluate()
         yield STEP_END
         if run.mode != TRAINING and run.loop != PLAIN:  # a graph without a backward pass lives until here
             loss = loss.detach() if run.loop == TRAINER and isinstance(loss, torch.Tensor) else None
         if optimizer is None and run.mode == TRAINING and not (run.keep_gradients or run.zeroes_between):
             model.zero_grad()
+
+
+def evaluation(
+    run: RunConfig, model: nn.Module, held_out_batch: Callable[[], Any], predict: Callable[[Any], Any], device: str
+) -> None:
+    """Evaluate as people write it, with the logits that metrics need: Trainer joins those of each batch at once."""
+    if run.eval_samples:
+        kept: list[Any] = []
+    model.eval()
+    with torch.no_grad():
+        for _ in range(run.eval_batches):
+            held_out = held_out_batch()
+            if run.autocast is not None and run.loss == MODEL:
+                with torch.autocast(device, dtype=TORCH_DTYPES[run.autocast]):
+                    output = predict(held_out)
+            else:
+                output = predict(held_out)
+            if run.eval_samples:
+                logits = logits_of(model, output)
+            if run.loop != PLAIN:
+                del output
+            if run.eval_samples and run.loop != TRAINER:
+                kept.append(logits)
+            elif run.eval_samples:
+                if run.autocast is not None:  # accelerate converts outputs
+                    logits = [part.float() for part in logits]
+                logits += [value for name, value in held_out.items() if "label" in name]
+                for number, part in enumerate(logits):
+                    if number < len(kept):
+                        kept[number] = torch.cat((kept[number], part))
+                    else:
+                        kept.append(part)
+        if run.eval_samples and run.loop != TRAINER:
+            kept = [torch.cat(parts) for parts in zip(*kept)]  # noqa: B905
+    model.train()
+
+
+def logits_of(model: nn.Module, output: Any) -> list[torch.Tensor]:
+    """Return what metrics need of an output: all but its loss and the caches of a decoder."""
+    ignored = ("loss", *getattr(getattr(model, "config", None), "keys_to_ignore_at_inference", ()))
+    values = [value for name, value in output.items() if name not in ignored] if isinstance(output, Mapping) else output
+    return [value for value in tensors(values) if value.dim()]
 
 
 def clip_gradients(model: nn.Module) -> None:
@@ -144,6 +191,7 @@ class ModelStep:
     outputs: dict[int, Any] = field(default_factory=dict)  # of the model, by the number of its call in a micro-batch
     wrapper: nn.Module | None = None  # DDP around the model
     waiting: tuple[dict[str, Any], ...] = ()  # the inputs of the next micro-batches
+    held_out: Callable[[], Any] = dict  # makes the inputs of an evaluation
     called: nn.Module = field(init=False)  # the model, compiled if the run is
     phase: str = field(init=False)  # the one that begins next
 
@@ -173,7 +221,7 @@ class ModelStep:
 
     def _loop(self, run_config: RunConfig) -> Iterator[str]:
         return training_loop(run_config, self.model, self.inputs, self.criterion, self.optimizer, self.scaler,
-                             self.average, self.sync_gradients, self.device)  # fmt: skip
+                             self.average, self.sync_gradients, self.evaluate, self.device)  # fmt: skip
 
     def run(self, phase: Phase = nullcontext) -> None:
         """Run one step to its end, or what is left of it."""
@@ -182,7 +230,7 @@ class ModelStep:
     def advance(self, phase: Phase = nullcontext, *stops: str) -> None:
         """Run one phase, and those after it until one of `stops` begins; STEP_END is the end of the step."""
         while True:
-            with self._attention_kernel(), torch.set_grad_enabled(self.run_config.mode != INFERENCE), phase(self.phase):
+            with self._attention_kernel(), torch.set_grad_enabled(not self.run_config.is_eval), phase(self.phase):
                 following = next(self.loop)
             self.phase = next(self.loop) if following == STEP_END else following
             if following in stops:
@@ -210,13 +258,24 @@ class ModelStep:
             return nullcontext()
         numbers = count()
         return self.called.register_forward_hook(
-            lambda module, args, output: self.assign("output", output, next(numbers))
+            lambda module, args, output: self._assign_outputs(output, next(numbers))
         )
+
+    def _assign_outputs(self, output: Any, number: int) -> None:
+        if self.run_config.mode == EVALUATION:
+            self.assign("logits", logits_of(self.model, output))
+        self.assign("output", output, number)
 
     def assign(self, name: str, value: Any, number: int = 0) -> None:
         """Assign an output to its variable, if the loop has one; the loss is a variable of `training_loop`."""
         if name == "output" and self.run_config.loop == PLAIN:
             self.outputs[number] = value
+
+    def evaluate(self) -> None:
+        """Evaluate on held-out inputs."""
+        is_own = self.run_config.loss == MODEL
+        predict = (lambda batch: self.called(**batch)) if is_own else partial(self.loss, self.called)
+        evaluation(self.run_config, self.called, self.held_out, predict, self.device)
 
     def sync_gradients(self, is_synced: bool) -> None:
         """Have the ranks average the gradients of the next backward pass, or add them up first."""
@@ -322,7 +381,7 @@ def run_model(
         base.base_model.hides_positions = run_config.padding > 0 or run_config.compile  # a graph reads no values
     if run_config.dtype != STORED:
         keep_adapters_in_fp32(model.to(TORCH_DTYPES[run_config.dtype]))
-    return model.train(run_config.mode != "inference")
+    return model.train(not run_config.is_eval)
 
 
 def counted_model(source: ModelSource, run_config: RunConfig) -> nn.Module:
@@ -343,7 +402,7 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
             f"{kernel} runs on a GPU only: estimate it for one with {name_of('gpu')}, or take "
             f"{name_of('attention')} sdpa on a CPU"
         )
-    labels = run_config.mode != "inference" and run_config.loss == MODEL
+    labels = run_config.mode != INFERENCE and run_config.loss == MODEL
     inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, described=run_config.input)
     ids = inputs.get("input_ids") if isinstance(inputs, dict) else None
     if run_config.padding and ids is None:

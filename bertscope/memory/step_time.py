@@ -140,7 +140,7 @@ def _work(source: ModelSource, run_config: RunConfig) -> CardWork:
     inputs = meta_inputs(model, run_config)
     batch, how = named_inputs(inputs, loss_function(run_config))
     with running(source, model, "fake tensors", run_config.input), fake_tensors(), cuda_semantics(run_config):
-        step = ModelStep(fake_copy(model).train(run_config.mode != "inference"), fake_like(batch), run_config, loss=how)
+        step = ModelStep(fake_copy(model).train(not run_config.is_eval), fake_like(batch), run_config, loss=how)
         device = FakeDevice(step)
         device.has_memory = False
         recorder = StepRecorder(step, device, keeps_args=True)

@@ -46,7 +46,7 @@ class TrainingFile(Record):
     @property
     def module_fields(self) -> dict[str, Any]:
         """Return the fields that a given module does not determine itself: `estimate(module, inputs, **fields)`."""
-        determined = ("batch", "checkpointing", "reentrant")
+        determined = ("batch", "eval_batch", "checkpointing", "reentrant")
         return {name: value for name, value in self.fields.items() if name not in determined}
 
 

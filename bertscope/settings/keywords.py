@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from bertscope.reports.plan import PlanReport
     from bertscope.torch_access import torch
 
-Mode = Literal["inference", "forward", "training"]
+Mode = Literal["inference", "evaluation", "forward", "training"]
 Precision = Literal["fp32", "bf16", "fp16", "autocast-bf16", "autocast-fp16", "stored"]
 Optimizer = Literal[
     "none",
@@ -74,6 +74,8 @@ class FitSettings(Files, total=False):
     loss: str | Callable[[Any, Any], Any]
     pairs: int | None
     hard_negatives: int
+    eval_batch: int | None
+    eval_samples: int
     checkpointing: str | Sequence[str]
     reentrant: bool
     compile: bool

@@ -27,6 +27,7 @@ from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
 from bertscope.settings.rows import RULES, Row, Rule, Settings, is_code, row, rows
 from bertscope.settings.training import (
     ADAMW,
+    EVALUATING_KEYS,
     FORMS,
     IMPLEMENTATIONS,
     LOSSES,
@@ -36,6 +37,7 @@ from bertscope.settings.training import (
     TRAINER_IMPLEMENTATIONS,
     TRAINER_OPTIMIZERS,
     clips,
+    evaluation_batch,
     flag,
     is_reentrant,
     loss_parts,
@@ -52,7 +54,7 @@ from bertscope.units import BF16, FP16, FP32, PRECISIONS
 
 # Whose masks a run of the built-in BERT has, in reports.
 AS_IN_TRANSFORMERS = "as in transformers 4.43.4"
-MODES = INFERENCE, FORWARD, TRAINING = "inference", "forward", "training"
+MODES = INFERENCE, EVALUATION, FORWARD, TRAINING = "inference", "evaluation", "forward", "training"
 DEVICES = CPU, CUDA = "cpu", "cuda"
 KERNELS = ("auto", "flash", "efficient", "math", "cudnn")
 AUTOCAST = "autocast-"  # the parameters keep their dtype, and matrix products run in the dtype after it
@@ -65,10 +67,11 @@ MARGIN = 0.05  # other processes, a desktop, and what an estimate leaves out nee
 _TIMED_SECONDS = 15.0  # of all timed steps
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 # The loops, and what lives in them until the next forward has returned.
-LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: (), LIGHTNING: ()}
+LOOPS = {PLAIN: ("logits", "output", "loss"), TRAINER: ("loss",), FREED: (), LIGHTNING: ()}
 FOREACH_FROM = (2, 0)  # the optimizers' choice on CUDA (torch.optim, release notes)
 _OF_TRAINING = {"mode": partial(eq, TRAINING)}
-_WITH_GRADIENTS = {"mode": partial(ne, INFERENCE)}
+_WITH_LOSS = {"mode": (TRAINING, EVALUATION).__contains__}
+_WITH_GRADIENTS = {"mode": (TRAINING, FORWARD).__contains__}
 _OF_CUDA = {"device": partial(eq, CUDA)}
 
 
@@ -110,8 +113,9 @@ def _decay(value: Any, keys: Mapping[str, Any]) -> Any:
 class RunConfig(Settings):
     """The run of a model that is examined.
 
-    inference: eval, nothing saved. forward: train, tensors saved for backward. training: forward, backward
-    and, with an optimizer, its step, in the steady state (optimizer state exists, gradients are freed).
+    inference: eval, nothing saved. evaluation: the same with labels and loss. forward: train, tensors saved for
+    backward. training: forward, backward and, with an optimizer, its step, in the steady state (optimizer state exists,
+    gradients are freed).
     """
 
     # fmt: off
@@ -126,8 +130,8 @@ class RunConfig(Settings):
     )
     mode: str = row(
         TRAINING,
-        "The mode: inference, forward or training. inference: forward in eval mode; forward: forward in train mode; "
-        "training: forward, backward and optimizer step.", words=MODES,
+        "The mode: inference, evaluation, forward or training. inference: forward in eval mode; evaluation: the same "
+        "with the loss; forward: forward in train mode; training: forward, backward and optimizer step.", words=MODES,
     )
     precision: str = row(
         FP32.name, "The precision, such as bf16 or autocast-fp16. The dtype of parameters and computation; with "
@@ -191,7 +195,7 @@ class RunConfig(Settings):
         MODEL, "The training loss, such as model, mnrl or triplet. model: the loss of the model's class, or the sum "
         "of its output; the others run as in sentence-transformers and FlagEmbedding.",
         words=FORMS, convert=loss_text, metavar="LOSS",
-        names_code=lambda loss: is_code(loss_parts(loss)[1]), concerns=_OF_TRAINING, text="loss {}", of_modules=False,
+        names_code=lambda loss: is_code(loss_parts(loss)[1]), concerns=_WITH_LOSS, text="loss {}", of_modules=False,
         implies={"loop": TRAINER, "mode": TRAINING},
     )
     pairs: int | None = row(
@@ -202,6 +206,16 @@ class RunConfig(Settings):
     hard_negatives: int = row(
         0, f"The number of hard negatives, for {losses_with('hard_negatives')}.", below=1025, metavar="N",
         concerns={"loss": partial(takes, "hard_negatives")}, text="{} hard negatives", of_modules=False,
+    )
+    eval_batch: int | None = row(
+        None, "The batch size of an evaluation after training steps. Without it nothing is evaluated.", kind=int, low=1,
+        metavar="N", text="evaluation batch {}", of_modules=False, concerns=_OF_TRAINING,
+        trainer=dict.fromkeys(EVALUATING_KEYS, evaluation_batch),
+    )
+    eval_samples: int = row(
+        0, "The number of sequences in an evaluation whose logits stay on the device, for metrics.", metavar="N",
+        text="logits of {} sequences kept", of_modules=False,
+        concerns={"eval_batch": bool, "loss": partial(eq, MODEL)},
     )
     checkpointing: str = row(
         NONE, "Activation checkpointing, such as full or selective.", section="common", words=EXAMPLE_STRATEGIES,
@@ -224,7 +238,7 @@ class RunConfig(Settings):
     dropout: bool = row(True, "Apply dropout, or set every dropout to 0.", of_modules=False, concerns=_WITH_GRADIENTS)
     freeze: tuple[str, ...] = row(
         (), "Freeze parameters by name or glob, such as embeddings or '*.bias'.",
-        metavar="PATTERN", of_modules=False, concerns=_WITH_GRADIENTS,
+        metavar="PATTERN", of_modules=False, concerns={"mode": partial(ne, INFERENCE)},
     )
     input: tuple[str, ...] = row(
         (), "An input of forward, such as pixel_values=Bx3x224x224:float32. B is the batch size and S the sequence "
@@ -277,8 +291,24 @@ class RunConfig(Settings):
         Trainer has all in a step before the first (get_batch_samples), and its data loader, accelerate's
         DataLoaderShard, has one more, on the CPU.
         """
-        is_trainer = (self.loop, self.mode) == (TRAINER, TRAINING)
+        is_trainer = self.loop == TRAINER and self.mode in (TRAINING, EVALUATION)
         return self.accumulate - (self.device != CPU) if is_trainer else 0
+
+    @property
+    def is_eval(self) -> bool:
+        """Return True if the model is in eval mode, and nothing has a gradient."""
+        return self.mode in (INFERENCE, EVALUATION)
+
+    @property
+    def evaluation(self) -> RunConfig:
+        """Return the run of one batch of the evaluation; with logits that stay its outputs live at its end."""
+        loop = PLAIN if self.eval_samples else self.loop
+        return self.changed(mode=EVALUATION, batch=self.eval_batch, loop=loop)
+
+    @property
+    def eval_batches(self) -> int:
+        """Return the batches of the evaluation that decide its memory: all that keep logits, else two."""
+        return -(-self.eval_samples // (self.eval_batch or 1)) or 2
 
     @property
     def other_loop(self) -> str:

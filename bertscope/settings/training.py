@@ -235,6 +235,20 @@ def clips(value: Any, keys: Mapping[str, Any]) -> bool:
     return value is not None and value > 0
 
 
+# The keys of TrainingArguments that decide whether a run evaluates, and the batch of its evaluation.
+_EVALUATES = ("eval_strategy", "evaluation_strategy", "do_eval")
+_EVAL_BATCH = ("per_device_eval_batch_size", "per_gpu_eval_batch_size")
+EVALUATING_KEYS = (*_EVALUATES, *_EVAL_BATCH)
+
+
+def evaluation_batch(value: Any, keys: Mapping[str, Any]) -> int | None:
+    """Return the batch of an evaluation, 8 unless a key says it (training_args.py); None if nothing is evaluated."""
+    if all(keys.get(name) in (None, False, "no") for name in _EVALUATES):
+        return None
+    sizes = (whole_number(keys[name], keys) for name in _EVAL_BATCH if keys.get(name) is not None)
+    return next(sizes, 8)
+
+
 def recomputes(value: Any, keys: Mapping[str, Any]) -> str:
     """Return the strategy for activation_checkpointing, which is gradient_checkpointing before transformers 5.23."""
     if not isinstance(value, bool):

@@ -190,7 +190,8 @@ def _ranked_in_parts(
     for begin in begins:
         chosen = numbers[begin : begin + size]
         loss = _ranked(queries, candidates, chosen) * len(chosen) / len(queries)
-        loss.backward()
+        if torch.is_grad_enabled():  # not in an evaluation
+            loss.backward()
         total = total + loss.detach()
     return total
 

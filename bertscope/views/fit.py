@@ -73,7 +73,7 @@ def verdict(report: FitReport) -> str:
 def _facts(report: FitReport) -> Sequence[step.Fact]:
     row, on = _answering_row(report), limit_text(report)
     how = step.with_checkpointing(row.checkpointing)
-    need = step.lacking(row.cost) if row.answer == NO else step.on_gpu(row.cost)
+    need = f"{step.lacking(row.cost) if row.answer == NO else step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"
     if report.batch_total is not None:
         strategy = "" if row.strategy == SINGLE else f" with {row.strategy}"
         gpus = f"{count_text(row.ranks)} x {report.card.name if report.card else bytes_text(report.budget_bytes)}"

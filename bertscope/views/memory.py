@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import named, one_line
 from bertscope.gpus import COMMON
-from bertscope.reports.memory import Memory, MemoryReport, Variant
+from bertscope.reports.memory import EVALUATING, Memory, MemoryReport, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, StepCost
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
@@ -67,7 +67,10 @@ def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Sequenc
         timing = next((row.timing for row in report.variants if row.timing and row.timing.step_seconds), None)
         reserved = f"; torch reserves {step.span_text(cost.reserved)}" if cost.reserved else ""
         time = f", {timing.median_seconds:.3g} s a step" if timing else step.step_time(cost)
-        return f"Peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}", (reserved, 1), (time, 2)
+        sides = {phase.phase == EVALUATING: phase for phase in sorted(memory.phases, key=attrgetter("peak_bytes"))}
+        other = sides.get(peak.phase != EVALUATING)
+        lower = f", {bytes_text(other.peak_bytes)} {in_phase(other.phase)}" if other else ""
+        return f"Peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}{lower}", (reserved, 1), (time, 2)
     sizes = [other.peak.peak_bytes for _, other in known]
     if len(set(sizes)) == 1:
         phases = {in_phase(other.peak.phase) for _, other in known}
@@ -89,23 +92,25 @@ def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fac
     best, names = next(iter(groups.items()))
     name = min(names, key=lambda name: costs[name].gpu_bytes) if best != YES else names[0]
     cost, several = costs[name], len(costs) > 1
+    where = step.in_evaluation(cost)
+    need = f"{step.on_gpu(cost)}{where}"
     how = f" {step.with_checkpointing(name)}" if several else ""
     if best == NO:
         largest = max(row.largest_batch or 0 for row in report.variants)
-        text = f"Does not fit on {on}{f', not even{how}' if several else ''}: {step.lacking(cost)}"
+        text = f"Does not fit on {on}{f', not even{how}' if several else ''}: {step.lacking(cost)}{where}"
         return text, (f"; batch {count_text(largest)} fits{how}" if largest else "", 1)
     if best == UNCERTAIN:
-        return f"May fit on {on}{how}: {step.on_gpu(cost)}", (f", {step.doubt(cost)}", 1)
+        return f"May fit on {on}{how}: {need}", (f", {step.doubt(cost)}", 1)
     if len(groups) > 1:
         rest = listed(step.with_checkpointing(other) for other in costs if other not in names)
         verb = "does not" if NO in groups else "may not fit"
-        return f"Fits on {on} {step.with_checkpointing(name)}", (f", {verb} {rest}", 1), f": {step.on_gpu(cost)}"
+        return f"Fits on {on} {step.with_checkpointing(name)}", (f", {verb} {rest}", 1), f": {need}"
     saved = cost.peak_bytes - costs[names[-1]].peak_bytes
     if len(costs) == 2 and name == NONE and saved > 0:
         share = f" ({100 * saved / cost.peak_bytes:.1f} %)"
-        return f"Fits on {on}: {step.on_gpu(cost)}", (f"; checkpointing saves {bytes_text(saved)}", 2), (share, 1)
+        return f"Fits on {on}: {need}", (f"; checkpointing saves {bytes_text(saved)}", 2), (share, 1)
     both = " with and without checkpointing" if several else ""
-    return f"Fits on {on}{both}: {step.on_gpu(cost)}", (how, 2), (step.step_time(cost), 1)
+    return f"Fits on {on}{both}: {need}", (how, 2), (step.step_time(cost), 1)
 
 
 def _verdict_word(report: MemoryReport) -> str:
@@ -173,6 +178,8 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
         yield f"{f'{name}: p' if len(variants) > 1 else 'P'}eak{step.place_of(memory.peak)}."
     if known and known[0][2].obtained == "estimated" and (more := step.other_loop(report.run, known[0][2].cost)):
         yield more
+    if report.run.eval_batch and not report.run.eval_samples:
+        yield f"The evaluation keeps no logits; for metrics that need them, give {named('eval_samples')}."
     if is_generation_left_out(report):
         yield "One forward pass, not a generation."
 

@@ -102,7 +102,7 @@ def verdict(report: PlanReport) -> str:
     row, on, time = report.first, _device(report), (step.step_time(report.first.cost), 1)
     if not report.fits:
         leanest = "full checkpointing" if label(row) == "full checkpointing" else "the leanest one"
-        text = f"No plan fits {on}: {leanest} {step.lacking(row.cost)}"
+        text = f"No plan fits {on}: {leanest} {step.lacking(row.cost)}{step.in_evaluation(row.cost)}"
         if row.answer == UNCERTAIN:
             text = f"No plan surely fits {on}: {leanest} {step.on_gpu(row.cost)}"
         return step.line_of(text, (f"; batch {count_text(report.largest_batch)} fits" * bool(report.largest_batch), 1))
@@ -110,7 +110,7 @@ def verdict(report: PlanReport) -> str:
     changes = f" with {_words(row.changes)}" if row.changes else ""
     if "lora" in row.changes:
         changes = " with LoRA adapters only"
-    text = f"Fits {on}{size}{changes}: {step.on_gpu(row.cost)}"
+    text = f"Fits {on}{size}{changes}: {step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"
     if not row.lists:
         return step.line_of(text, (", nothing is recomputed", 2), time)
     return step.line_of(text, (f", recomputing {share(row)}", 3), (" of the layers' forward pass", 2), time)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from bertscope.errors import named, one_line
-from bertscope.reports.memory import Variant
+from bertscope.reports.memory import EVALUATING, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, StepCost, TimeRange
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.generate import changed, row_words
@@ -69,6 +69,11 @@ def _pair(first: str, word: str, last: str) -> str:
 def lacking(cost: StepCost) -> str:
     """Return `needs 1.20 GiB more`, for a step that does not fit: the least that it needs."""
     return f"needs {bytes_text((cost.shortfall or ByteRange()).low_bytes)} more"
+
+
+def in_evaluation(cost: StepCost) -> str:
+    """Return ` in evaluation` where that, and not the training step, has the peak."""
+    return f" in {EVALUATING}" if cost.peak.phase == EVALUATING else ""
 
 
 def verdict_text(cost: StepCost) -> str:

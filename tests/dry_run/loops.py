@@ -36,6 +36,17 @@ SETTINGS = {
     "mnrl under autocast": {"loss": "mnrl", "precision": "autocast-bf16", "architecture": "BertModel"},
     "cached mnrl": {"loss": "cached-mnrl:2", "padding": 0.25, "accumulate": 2, "architecture": "BertModel"},
     "reranker": {"loss": "reranker", "architecture": "BertForSequenceClassification"},
+    "evaluation": {"loop": "plain", "eval_batch": 9},
+    "evaluation with logits": {"loop": "plain", "eval_batch": 9, "eval_samples": 30, "checkpointing": "full"},
+    "evaluation of Trainer": {
+        "loop": "trainer",
+        "eval_batch": 9,
+        "eval_samples": 30,
+        "precision": "autocast-bf16",
+        "accumulate": 2,
+        "padding": 0.25,
+    },
+    "evaluation of cached mnrl": {"loss": "cached-mnrl:2", "eval_batch": 6, "architecture": "BertModel"},
     "distil": {"loss": "distil:bert-mini", "architecture": "BertModel"},
 }
 TWICE = {  # settings that others have too

@@ -36,12 +36,41 @@ def peak_bytes(
     clip_grad_norm: bool = False,
     loop: str = "plain",
     grad_scaler: bool = False,
+    make_held_out: Callable[[torch.nn.Module], dict[str, torch.Tensor]] | None = None,
+    held_out_batches: int = 2,
+    keeps_logits: bool = False,
 ) -> int:
     """Return the highest sum of the allocator's events during the last of three steps on the CPU.
 
     The loop is plain, as tutorials write it, trainer, which deletes the output before backward, freed, which deletes
-    the loss too, or lightning, which zeroes the gradients between forward and backward.
+    the loss too, or lightning, which zeroes the gradients between forward and backward. With held-out inputs an
+    evaluation follows each step.
     """
+
+    def evaluate(model: torch.nn.Module) -> None:
+        logits: list[torch.Tensor] = []
+        labels = None
+        model.eval()
+        with torch.no_grad():
+            following = make_held_out(model) if loop == "trainer" else None  # as its data loader has
+            for number in range(held_out_batches):
+                held_out, following = following or make_held_out(model), None
+                if loop == "trainer" and number + 1 < held_out_batches:
+                    following = make_held_out(model)
+                with torch.autocast("cpu", dtype=autocast) if autocast else nullcontext():
+                    output = model(**held_out)
+                if keeps_logits and loop == "trainer":
+                    part = output.logits
+                    logits = [torch.cat([*logits, part]) if logits else part]
+                    labels = held_out["labels"] if labels is None else torch.cat([labels, held_out["labels"]])
+                elif keeps_logits:
+                    logits.append(output.logits)
+                if loop != "plain":
+                    output = None
+            if keeps_logits and loop != "trainer":
+                torch.cat(logits)
+        model.train()
+
     gc.collect()  # else cycles of earlier models are freed inside the window
     gc.freeze()  # the next collection has less to scan
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -80,6 +109,8 @@ def peak_bytes(
                     optimizer.zero_grad(set_to_none=not keep_gradients)
                 for mean, param in zip(average.parameters(), model.parameters(), strict=True) if average else ():
                     mean.lerp_(param.detach(), 0.001)
+                if make_held_out:
+                    evaluate(model)
     del waiting
     return highest(profiler, f"plain step {STEPS - 1}")
 

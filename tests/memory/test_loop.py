@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -33,10 +34,10 @@ def measured(source, run_config):
             built.gradient_checkpointing_enable(strategy=run_config.checkpointing)
         return built
 
-    def inputs(built):
-        ids = torch.randint(0, source.config.vocab_size, (run_config.batch, run_config.seq))
+    def inputs(built, batch=run_config.batch):
+        ids = torch.randint(0, source.config.vocab_size, (batch, run_config.seq))
         by_token = source.architecture == "BertForMaskedLM"
-        labels = ids.clone() if by_token else torch.zeros(run_config.batch, dtype=torch.long)
+        labels = ids.clone() if by_token else torch.zeros(batch, dtype=torch.long)
         tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
         return tokens | ({} if source.architecture == "BertModel" else {"labels": labels})
 
@@ -44,10 +45,12 @@ def measured(source, run_config):
     arguments |= {"fused": True} if run_config.optimizer_implementation == "fused" else {}
     row = OPTIMIZERS[run_config.optimizer]
     kind = getattr(torch.optim if row.in_torch else optimizers, row.class_name)
+    held_out = partial(inputs, batch=run_config.eval_batch) if run_config.eval_batch else None
     loop = ("accumulate", "keep_gradients", "ema", "clip_grad_norm", "loop", "grad_scaler")
     return peak_bytes(
         model, inputs, lambda params: kind(params, lr=0.0, **arguments),
         autocast=TORCH_DTYPES[run_config.autocast] if run_config.autocast else None,
+        make_held_out=held_out, held_out_batches=run_config.eval_batches, keeps_logits=bool(run_config.eval_samples),
         **{name: getattr(run_config, name) for name in loop},
     )  # fmt: skip
 
@@ -92,6 +95,39 @@ def test_the_estimate_under_autocast_is_the_peak_of_a_plain_loop(loop):
     wide = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 3000, "num_attention_heads": 4}
     source, run_config = small(**wide), RunConfig(batch=BATCH, seq=SEQ, **loop)
     assert estimated_trace(source, run_config).peak_bytes == pytest.approx(measured(source, run_config), rel=TOLERANCE)
+
+
+EVALUATIONS = [
+    {},
+    {"loop": "freed", "accumulate": 2, "checkpointing": "full"},
+    {"loop": "trainer"},
+    {"eval_samples": 4 * BATCH},
+    {"eval_samples": 12 * BATCH},
+    {"eval_samples": 12 * BATCH, "loop": "freed"},
+    {"eval_samples": 12 * BATCH, "loop": "lightning", "keep_gradients": True},
+    {"eval_samples": 12 * BATCH, "loop": "trainer", "ema": True},
+]
+
+
+@pytest.mark.parametrize("loop", EVALUATIONS, ids=str)
+def test_the_estimate_of_a_step_and_its_evaluation_is_the_peak_of_a_plain_loop(loop):
+    source, run_config = small(**WIDE), RunConfig(batch=BATCH, seq=SEQ, eval_batch=4 * BATCH, **loop)
+    trace = Simulator(source).trace(run_config)
+    assert trace.peak_bytes == pytest.approx(measured(source, run_config), rel=TOLERANCE)
+    assert max(trace.peaks(), key=lambda moment: moment.live_bytes).phase == "evaluation"
+
+
+def test_at_each_batch_of_a_search_the_evaluation_stays_as_it_is():
+    source, run_config = small(), RunConfig(seq=SEQ, eval_batch=40, eval_samples=80, device="cuda")
+    simulator = Simulator(source)
+    training, batch = (
+        simulator.trace(run.changed(batch=50)) for run in (run_config.changed(eval_batch=None), run_config)
+    )
+    peaks = {moment.phase: moment.live_bytes for moment in batch.peaks()}
+    at_two = {moment.phase: moment.live_bytes for moment in simulator.trace(run_config.changed(batch=2)).peaks()}
+    grown = training.state_bytes - simulator.trace(run_config.changed(batch=2, eval_batch=None)).state_bytes
+    assert peaks.pop("evaluation") == pytest.approx(at_two["evaluation"] + grown, rel=TOLERANCE)
+    assert peaks == {moment.phase: moment.live_bytes for moment in training.peaks()}
 
 
 OTHERS = [

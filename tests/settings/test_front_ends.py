@@ -61,7 +61,8 @@ def needed(name: str, value: Any, table: dict[str, Row]) -> dict[str, Any]:
         if "mesh" in given:
             return given | {"strategy": "hsdp"}
         for other, test in gaps:
-            given[other] = next(word for word in candidates(table[other]) if test(word))
+            kind = table[other].kind
+            given[other] = next(word for word in candidates(table[other]) if type(word) is kind and test(word))
         if given.keys() & {"strategy", "rank"} and not given.keys() & {"world_size", "mesh"}:
             given["world_size"] = 8
         if given.keys() & {"rank", "world_size"} and "strategy" not in given:

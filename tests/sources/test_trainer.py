@@ -27,6 +27,7 @@ CONFIG = {
 }  # fmt: skip
 
 
+DISTIL = {"vocab_size": 3000, "dim": 64, "n_layers": 1, "n_heads": 4, "hidden_dim": 256, "max_position_embeddings": 32}
 WIDE = CONFIG | {"hidden_size": 256, "intermediate_size": 1024}  # 16-bit products of narrower matrices are copied
 
 
@@ -100,6 +101,44 @@ def test_the_estimate_of_training_arguments_is_the_peak_of_the_trainer(tmp_path,
     # The Trainer of 4.43 has one micro-batch before its turn, that of 5 all of a step and for a moment those of two.
     waiting = sum(tensor.nbytes for tensor in inputs.values()) * file.fields["accumulate"]
     assert 0.999 * (peak - waiting) <= real <= 1.001 * (peak + waiting)
+
+
+@pytest.mark.parametrize("keeps_logits", [False, True])
+def test_the_estimate_of_an_evaluation_is_the_peak_of_the_trainer(tmp_path, keeps_logits):
+    args = arguments(tmp_path, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=6 * BATCH)
+    (tmp_path / "args.json").write_text(args.to_json_string())
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(DISTIL | {"model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"]}))
+    data = [{"input_ids": torch.arange(SEQ), "attention_mask": torch.ones(SEQ, dtype=torch.long),
+             "labels": torch.arange(SEQ)} for _ in range(18 * BATCH)]  # fmt: skip
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, record_function("trainer"):
+        metrics = (lambda predictions: {}) if keeps_logits else None
+        module = transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**DISTIL))
+        transformers.Trainer(model=module, args=args, train_dataset=data, eval_dataset=data,
+                             compute_metrics=metrics).train()  # fmt: skip
+    fields = bertscope.read_training_file(tmp_path / "args.json").fields
+    report = bertscope.estimate(config, seq=SEQ, eval_samples=len(data) * keeps_logits, **fields)
+    peak = report.variants[0].estimated.peak
+    assert (fields["eval_batch"], peak.phase) == (6 * BATCH, "evaluation")
+    assert peak.peak_bytes == pytest.approx(highest(profiler, "trainer"), rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"per_device_eval_batch_size": 32}, None),
+        ({"per_device_eval_batch_size": 32, "eval_strategy": "no", "do_eval": False}, None),
+        ({"per_device_eval_batch_size": 32, "eval_strategy": "epoch"}, 32),
+        ({"per_gpu_eval_batch_size": 16, "evaluation_strategy": "steps"}, 16),
+        ({"do_eval": True}, 8),
+    ],
+    ids=str,
+)
+def test_a_run_evaluates_if_its_arguments_say_so(tmp_path, keys, expected):
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps({"output_dir": "x", **keys}))
+    assert read_training_file(path).fields.get("eval_batch") == expected
 
 
 def test_every_key_of_training_arguments_is_known_and_the_defaults_are_all_modelled(tmp_path):
