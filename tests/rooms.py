@@ -261,9 +261,11 @@ _TRACED = """
 import json, sys, threading
 entered = set()
 def enter(frame, event, arg):  # it returns no tracer of lines, so that it costs a call for each call of Python code
-    code = frame.f_code
-    if code.co_name != "<module>":
-        entered.add(code.co_filename)
+    name = frame.f_code.co_filename
+    while name not in entered and frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename == "<string>":  # called by no import
+        entered.add(name)
 threading.settrace(enter)
 sys.settrace(enter)
 from bertscope.cli import _run
