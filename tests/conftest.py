@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,34 @@ def shortened(command: str) -> str:
     for option, value in LONG[name].items():
         made += [] if {option, unlike.get(option)} & {*words} else filter(None, [option, value])
     return shlex.join(made)
+
+
+class _Fetched(HTMLParser):
+    """All that a page would fetch or run."""
+
+    found: list[str]
+    tag = ""
+
+    def handle_starttag(self, tag, attributes):
+        self.tag = tag
+        names = ("src", "href", "xlink:href", "srcset", "data", "action")
+        self.found += [f"{tag} {name}={value}" for name, value in attributes
+                       if name.startswith("on") or (name in names and not value.startswith("#"))]  # fmt: skip
+        self.found += [tag] if tag in ("link", "iframe", "object", "embed") else []
+
+    def handle_data(self, data):
+        self.found += re.findall(r"@import|url\((?!#)", data) if self.tag == "style" else []
+
+
+def assert_stands_alone(page: str) -> None:
+    """Fail if a page refers to anything outside, or its policy would allow it."""
+    fetched = _Fetched()
+    fetched.found = []
+    fetched.feed(page)
+    assert fetched.found == []
+    (policy,) = re.findall('http-equiv="Content-Security-Policy" content="(.*?)"', page)
+    assert policy.startswith("default-src 'none';")
+    assert not re.search(r"https?:|//", policy)
 
 
 def needs_graphviz() -> None:

@@ -113,24 +113,6 @@ def test_a_room_imports_only_what_the_table_allows():
     assert beyond[True] - set(EARLY) == set(LATE)
 
 
-def loaded_by(*names: str) -> set[str]:
-    """All that is imported at module level with these modules."""
-    found, pending = set(), list(names)
-    while pending:
-        name = pending.pop()
-        if name not in found:
-            found.add(name)
-            parent = name.rpartition(".")[0]
-            pending += [parent] if parent else []
-            pending += [item.target for item in MODULES[name].imports if not item.is_late] if name in MODULES else []
-    return found
-
-
-def test_the_model_loads_no_yaml():
-    assert "<torch>" in loaded_by("bertscope.model")
-    assert "<yaml>" not in loaded_by("bertscope.model")
-
-
 # Lines that a process runs one after the other, each with what is not loaded after it, though the package has it.
 UNLOADED = {
     "what starts processes and shows reports leaves torch to others": (

@@ -345,17 +345,6 @@ def test_a_prefix_of_all_names_is_one_finding_and_can_be_left_out(tmp_path, sour
         bertscope.verify(source, tmp_path / "a.bin", strip_prefix="x.")
 
 
-def test_a_prefix_is_one_line_of_the_answer(cli, tmp_path):
-    model = bertscope.load("bert-tiny", architecture="BertModel").build(device="cpu")
-    state = {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
-    torch.save(state, tmp_path / "a.bin")
-    result = cli("diff", "bert-tiny", tmp_path / "a.bin", "--architecture", "BertModel")
-    assert result.code == 1
-    assert result.out.splitlines()[0].endswith(f"{len(state)} names begin with module. (--strip-prefix module.)")
-    assert len(result.out.splitlines()) < 12
-    assert cli("diff", "bert-tiny", tmp_path / "a.bin", "-a", "BertModel", "--strip-prefix", "auto").code == 0
-
-
 def test_a_head_that_the_file_does_not_have_is_named(cli, tmp_path, source):
     state = bertscope.BertForSequenceClassification(source.config).state_dict()
     body = {name: tensor for name, tensor in state.items() if not name.startswith("classifier")}

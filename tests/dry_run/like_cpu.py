@@ -1,7 +1,7 @@
 """python -m tests.dry_run.like_cpu STEPS SCRIPT [ARGUMENTS]: a dry run with the kernels of a CPU, as tests/real_run.py.
 
-Prints the same line of JSON as the real run: for each optimizer step the highest bytes since the one before and the
-bytes after it, and the highest bytes after the last step, over all batches of its evaluation.
+Prints the same line of JSON as the real run; the highest bytes after the last step are over all batches of its
+evaluation.
 
 What the script asks for only where there is a GPU has to be off in both runs: transformers' Trainer trains in fp32 on a
 CPU though `fp16=True` is set, and TRL starts Triton's kernels on a GPU.
@@ -20,15 +20,13 @@ from bertscope.dry_run.recording import Recording
 from tests.dry_run.cpu_device import installed_cpu
 
 
-def main() -> None:
-    steps, sys.argv = int(sys.argv[1]), sys.argv[2:]
-    torch.set_num_threads(1)
-    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
-    with installed_cpu(sys.argv[0], steps) as here:
+def peaks(run, steps, name="program"):
+    """Return what `tests.real_run.peaks` returns, of a dry run."""
+    with installed_cpu(name, steps) as here:
         log, ends = here.recorder.log, []
         here.recorder.on_update.insert(0, lambda _: ends.append(len(log.events)))
         with suppress(Stop):
-            runpy.run_path(sys.argv[0], run_name="__main__")
+            run()
         here.recorder.close()
         found = Recording(log, "cpu")
         whole = found.evaluation(here.limits)
@@ -37,8 +35,13 @@ def main() -> None:
         for begun, end in zip([0, *ends], ends, strict=False)
     ]
     after = max(*found.live[ends[-1] - 1 :], whole.highest_bytes if whole is not None else 0)
-    print("\nDRY", json.dumps({"steps": steps_found, "after": after}), flush=True)
+    return {"steps": steps_found, "after": after}
+
+
+if __name__ == "__main__":
+    steps, sys.argv = int(sys.argv[1]), sys.argv[2:]
+    torch.set_num_threads(1)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+    found = peaks(lambda: runpy.run_path(sys.argv[0], run_name="__main__"), steps, sys.argv[0])
+    print("\nDRY", json.dumps(found), flush=True)
     os._exit(0)
-
-
-main()

@@ -15,7 +15,7 @@ RUN = {"device": "cuda", "batch": 4, "seq": 32, "checkpointing": "none", "loop":
 SETTINGS = {
     "fp32": {},
     "plain": {"loop": "plain"},
-    "trainer": {"loop": "trainer", "accumulate": 3},
+    "trainer": {"loop": "trainer", "accumulate": 3, "clip_grad_norm": True},
     "lightning": {"loop": "lightning"},
     "lightning with accumulation": {"loop": "lightning", "accumulate": 2},
     "plain under autocast": {"loop": "plain", "precision": "autocast-bf16", "accumulate": 2},
@@ -29,9 +29,9 @@ SETTINGS = {
     "clipping": {"clip_grad_norm": True},
     "eager": {"attention": "eager"},
     "eager under autocast": {"attention": "eager", "precision": "autocast-fp16", "grad_scaler": True},
-    "sgd": {"optimizer": "sgd", "momentum": 0.9},
+    "sgd": {"loop": "plain", "optimizer": "sgd", "momentum": 0.9},
     "padding": {"padding": 0.25, "ema": True, "dropout": False},
-    "frozen": {"freeze": ("embeddings", "encoder.layer.0")},
+    "frozen": {"freeze": ("embeddings", "encoder.layer.0"), "precision": "bf16"},
     "mnrl": {"loss": "mnrl", "hard_negatives": 1, "architecture": "BertModel"},
     "mnrl under autocast": {"loss": "mnrl", "precision": "autocast-bf16", "architecture": "BertModel"},
     "cached mnrl": {"loss": "cached-mnrl:2", "padding": 0.25, "accumulate": 2, "architecture": "BertModel"},
@@ -50,8 +50,8 @@ SETTINGS = {
     "distil": {"loss": "distil:bert-mini", "architecture": "BertModel"},
 }
 TWICE = {  # settings that others have too
-    "autocast-bf16", "checkpointing", "accumulation", "eager", "plain under autocast", "lightning with accumulation",
-    "checkpointing under autocast",
+    "fp32", "plain", "autocast-bf16", "autocast-fp16", "bf16", "checkpointing", "accumulation", "clipping", "eager",
+    "mnrl", "plain under autocast", "lightning with accumulation", "checkpointing under autocast",
 }  # fmt: skip
 if not EVERY_CASE:
     SETTINGS = {name: settings for name, settings in SETTINGS.items() if name not in TWICE}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
 
 import torch
 from torch import nn
@@ -47,7 +46,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, words=200, width=64, layers=3, is_causal=False, recomputes=None):
+    def __init__(self, words=200, width=64, layers=2, is_causal=False, recomputes=None):
         super().__init__()
         self.embed, self.recomputes = nn.Embedding(words, width), recomputes
         self.blocks = nn.ModuleList(Block(width, is_causal) for _ in range(layers))
@@ -334,65 +333,22 @@ def lora():
 # ---- the two ways to run them ----
 
 
-def real(run):
-    """The peaks of the process above what lives after each step, by torch's profiler."""
-    from torch.autograd import DeviceType
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-    from torch.profiler import ProfilerActivity, profile, record_function
-
-    first = []
-
-    def stepped(optimizer, *_):
-        first[:] = first or [optimizer]
-        with record_function("the end of a step") if optimizer is first[0] else nullcontext():
-            pass
-
-    hook = register_optimizer_step_post_hook(stepped)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    hook.remove()
-    live = peak = 0
-    steps = []
-    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name() == "the end of a step":
-            steps.append(peak - live)
-            peak, after = live, live
-        elif event.name() == "[memory]" and event.device_type() == DeviceType.CPU:
-            live += event.nbytes()
-            peak = max(peak, live)
-    return {"steps": steps, "after": peak - after}
-
-
-def dry(run):
-    """The same of a dry run with the kernels of a CPU."""
-    from bertscope.dry_run.limits import Stop
-    from bertscope.dry_run.recording import Recording
-    from tests.dry_run.cpu_device import installed_cpu
-
-    with installed_cpu(run.__name__, steps=6) as here:
-        ends, recorder = [], here.recorder
-        recorder.on_update.append(lambda _: ends.append(len(recorder.log.events)))
-        with suppress(Stop):
-            run()
-        recorder.close()
-        found = Recording(recorder.log, "cpu")
-        whole = found.evaluation(here.limits)
-    steps = []
-    for begun, end in zip([0, *ends], ends, strict=False):
-        steps.append(max(found.live[max(begun - 1, 0) : end]) - found.live[end - 1])
-    after = max(found.live[ends[-1] - 1 :], default=0)
-    after = max(after, whole.highest_bytes) if whole is not None else after
-    return {"steps": steps, "after": after - found.live[ends[-1] - 1]}
+def above(found):
+    """The peaks above what lives after each step, and the last above what lives after the last step."""
+    return {"steps": [peak - live for peak, live in found["steps"]], "after": found["after"] - found["steps"][-1][1]}
 
 
 def main():
     """Print what each program takes, dry first: the card goes before the first backward pass of a process."""
+    from tests import real_run
+    from tests.dry_run import like_cpu
+
     torch.set_num_threads(1)
     found = {}
-    for kind in (dry, real):
+    for kind, peaks in (("dry", like_cpu.peaks), ("real", real_run.peaks)):
         for name, run in PROGRAMS.items():
             torch.manual_seed(0)
-            found.setdefault(kind.__name__, {})[name] = kind(run)
+            found.setdefault(kind, {})[name] = above(peaks(run, steps=6))
     print("FOUND", json.dumps(found))
 
 

@@ -30,6 +30,7 @@ from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
 from bertscope.views.traffic import numbers_text
+from tests.conftest import EVERY_CASE
 from tests.measure.test_profile import is_gone
 from tests.memory.steps import small
 
@@ -106,8 +107,8 @@ def job(strategy, mesh, **settings):
 @needs_forks
 @pytest.mark.parametrize(
     ("strategy", "more"),
-    [("fsdp", {"checkpointing": "full", **NO_SYNC}), ("fsdp-no-reshard", {}), ("zero1", {}), ("tp", {}),
-     ("ddp", NO_SYNC)],
+    [("fsdp", {"checkpointing": "full", **NO_SYNC}), ("zero1", {}), ("tp", {}), ("ddp", NO_SYNC),
+     *EVERY_CASE * (("fsdp-no-reshard", {}),)],
 )  # fmt: skip
 def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strategy, more):
     asked = job(strategy, (2,), **more)
@@ -405,6 +406,3 @@ def test_fewer_gpus_than_ranks_are_a_wrong_question(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(rank.SelectionError, match="finds 2 CUDA devices here, and each of 4 ranks needs one"):
         rank.launch_ranks(asked, lambda *message: None)
-
-
-# ---- the launch, with fakes for what this machine lacks ----

@@ -250,8 +250,9 @@ def test_other_settings_may_change_and_are_named():
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory):
     """The file of a plan for bert-tiny."""
-    plain = bertscope.estimate("bert-tiny", batch=64, seq=64)["none"].memory.peak.peak_bytes
-    report = bertscope.plan("bert-tiny", plain - 2 * MIB, batch=64, seq=64, margin=0)
+    run = {"batch": 32, "seq": 64, "optimizer": "sgd"}
+    plain = bertscope.estimate("bert-tiny", **run)["none"].memory.peak.peak_bytes
+    report = bertscope.plan("bert-tiny", plain - 2 * MIB, margin=0, **run)
     assert report.fits
     assert report.rows[0].checkpointing.startswith("keep:")
     path = tmp_path_factory.mktemp("plan") / "plan.json"
@@ -277,8 +278,8 @@ def test_each_command_takes_the_file_of_a_plan(cli, plan_file, tmp_path):
     fit = cli("fit", "bert-tiny", "--plan", plan_file, "--budget", f"{peak}B", "--seq", "64", "--precision", "fp32",
               "--margin", "0", "--format", "json").json  # fmt: skip
     assert [row["checkpointing"] for row in fit["rows"]] == [strategy]
-    assert fit["rows"][0]["batch"] >= 64
-    (tmp_path / "grid.yaml").write_text("model: bert-tiny\nbatch: [2, 64]\n")
+    assert fit["rows"][0]["batch"] >= 32
+    (tmp_path / "grid.yaml").write_text("model: bert-tiny\nbatch: [2, 32]\n")
     sweep = cli("sweep", tmp_path / "grid.yaml", "-o", tmp_path / "rows.jsonl", "--plan", plan_file, "--format", "json")
     assert [row["cost"]["peak"]["peak_bytes"] for row in sweep.json["rows"]][1] == peak
     report = bertscope.report("bert-tiny", plan=plan_file, fit=False)
@@ -333,7 +334,7 @@ def test_a_hostile_strategy_in_a_plan_is_refused(plan_file, tmp_path, strategy):
 
 
 STEP = RunConfig()
-SIZES = (1, 2, 3, 4)
+SIZES = (1, 2, 4)
 TOTAL = 24
 
 
@@ -353,7 +354,7 @@ def peaks(source):
     return {strategy: [peak(strategy, size) for size in SIZES] for strategy in ("ddp", "fsdp")}
 
 
-@kinds("place, strategy", [0, 2, 3], ["fsdp", "ddp"])
+@kinds("place, strategy", [0, 1, 2], ["fsdp", "ddp"])
 def test_the_number_of_ranks_is_the_least_whose_peak_fits(source, peaks, strategy, place):
     budget = peaks[strategy][place]
     (row,) = fewest_report(source, budget, strategies=[ranks_of(strategy, 2)]).rows
@@ -371,7 +372,7 @@ def test_the_strategy_with_the_fewest_ranks_is_first(source, peaks):
     report = fewest_report(source, budget)
     assert {row.strategy for row in report.rows} == set(SEARCHED)
     assert [row.ranks for row in report.rows if row.fits] == sorted(row.ranks for row in report.rows if row.fits)
-    assert (report.rows[0].ranks, report.batch_total) == (3, TOTAL)
+    assert (report.rows[0].ranks, report.batch_total) == (4, TOTAL)
 
 
 def test_the_first_strategy_wins_of_equals_and_ends_the_search(source, peaks):

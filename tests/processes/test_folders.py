@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bertscope.processes.folders import OwnFolder, compile_environment
+from tests.child_server import run_loaded
 from tests.conftest import run_python
 
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR")
@@ -42,7 +43,7 @@ def test_an_estimate_of_a_compiled_step_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv(VARIABLES[0], raising=False)
     run = "torch.nn.Linear(2, 2), torch.ones(2), mode='inference', compile=True"
-    assert not run_python(f"import bertscope, torch; bertscope.estimate({run})").returncode
+    assert not run_loaded(f"import bertscope, torch; bertscope.estimate({run})").returncode
     assert list(tmp_path.iterdir()) == []
 
 

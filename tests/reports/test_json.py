@@ -257,27 +257,6 @@ def test_what_is_no_report_is_one_line_that_says_why(text, words):
     assert len(str(found.value)) <= 620
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "words"),
-    [
-        ("peak.parts.inputs", 2**50, r"the parts add up to 1,125,\S+ bytes, the peak is 101,"),
-        ("gpu_bytes", 1, "reserved <= on the GPU"),
-        ("reserved", {"low_bytes": 1, "high_bytes": 2}, "peak <= reserved"),
-        ("limit_bytes", 2, "a step that fits is within the limit"),
-    ],
-)
-def test_a_cost_that_contradicts_itself_is_refused(path, value, words):
-    data = bertscope.estimate("bert-tiny", seq=8).to_dict()
-    place = data["variants"][0]["estimated"]["cost"]
-    place["shortfall"] = {"low_bytes": 0, "high_bytes": 0}
-    *above, name = path.split(".")
-    for key in above:
-        place = place[key]
-    place[name] = value
-    with pytest.raises(SourceError, match=words):
-        bertscope.from_json(json.dumps(data))
-
-
 def test_a_run_that_cannot_be_is_one_line_with_its_place():
     data = bertscope.estimate("bert-tiny", seq=8).to_dict()
     for changed, words in (({"batch": 0}, r"run: batch takes a whole number of at least 1; got 0"),

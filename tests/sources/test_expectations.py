@@ -120,13 +120,6 @@ def test_a_path_is_one_beside_the_file(cli, tmp_path, monkeypatch):
         assert cli("check", path).code == 0
 
 
-def test_a_file_can_describe_its_model_in_place(checked):
-    text = (ROOT / "presets" / "bert-tiny.yaml").read_text()
-    result, found = checked(text)
-    assert (result.code, len(found)) == (0, 15)
-    assert {finding["model"] for finding in found.values()} == {"mine"}
-
-
 def test_class_attention_and_pooler_are_as_the_file_says(tmp_path):
     path = tmp_path / "x.bertscope.yaml"
     path.write_text("model: bert-tiny\nattention: eager\nadd_pooling_layer: false\n")

@@ -11,26 +11,30 @@ from bertscope.settings.run_config import MARGIN
 from bertscope.views.console import Target, painted, stdout_target
 from bertscope.views.step import LINE
 from bertscope.views.views import display
-from tests.conftest import TERMINAL, run_cli
+from tests.conftest import EVERY_CASE, TERMINAL, run_cli
 
 MOST_WORDS = 200  # of the text of -v, without tables and bars
 NO = "bert-tiny --gpu t4 --seq 512 --batch 8192"
 ANSWERS = (
-    "estimate bert-tiny", "estimate bert-tiny --checkpointing", "estimate bert-tiny --gpu t4 --checkpointing",
-    f"estimate {NO}", f"estimate {NO} --checkpointing --time", "estimate bert-tiny --device cuda --loop freed",
+    "estimate bert-tiny", "estimate bert-tiny --gpu t4 --checkpointing", f"estimate {NO} --checkpointing --time",
     "estimate bert-tiny bert-mini", "estimate bert-tiny --mode inference --gpu t4",
-    "estimate bert-tiny --strategy fsdp --world-size 8 --checkpointing",
-    "estimate bert-tiny --lengths normal:64,32,8,128 --batch 32",
-    "fit bert-tiny --gpu t4", "fit bert-tiny --budget 64MiB --seq 64,128", "fit bert-tiny --budget 30MiB",
-    "fit bert-tiny --gpu t4,a10 --batch 8", "fit bert-tiny --gpu t4,a10 --seq 512", "fit bert-tiny --gpu t4 --batch 64",
-    f"fit {NO} --attention eager", "fit bert-tiny --gpu t4 --mode inference --precision fp16",
+    "estimate bert-tiny --strategy fsdp --world-size 8", "fit bert-tiny --gpu t4", "fit bert-tiny --budget 30MiB",
+    "estimate bert-tiny --lengths normal:64,32,8,128 --batch 32 --gpu t4",
+    "fit bert-tiny --budget 64MiB --seq 64,128 --precision fp32", "fit bert-tiny --gpu t4,a10 --batch 8",
+    "fit bert-tiny --gpu t4 --mode inference --precision fp16",
     "fit bert-tiny --budget 96MiB --lengths normal:64,32,8,128",
-    "fit bert-mini --gpu k80 --batch-total 1024 --seq 512 --precision fp32",
-    "plan bert-mini --budget 500MiB --batch 64", "plan bert-mini --budget 300MiB --batch 64",
-    "plan bert-mini --budget 4GiB --batch 8", "plan bert-mini --budget 300MiB --batch-total 64 --may-change 8bit",
-    "plan bert-tiny --budget 60MiB --batch 16 --may-change lora", "profile bert-tiny --steps 0 --seq 16",
-    "run --gpu t4 train.py", "run --budget 2GiB train.py",
-    "sweep grid.yaml --output results.jsonl",
+    "fit bert-tiny --budget 160MiB --batch-total 96 --seq 128 --precision fp32 --checkpointing full",
+    "plan bert-mini --budget 300MiB --batch 64", "plan bert-mini --budget 4GiB --batch 8",
+    "plan bert-mini --budget 300MiB --batch-total 64 --may-change 8bit",
+    "plan bert-tiny --budget 60MiB --batch 16 --may-change lora",
+    "profile bert-tiny --steps 0 --seq 16", "run --gpu t4 train.py", "sweep grid.yaml --output results.jsonl",
+    *EVERY_CASE * (
+        "estimate bert-tiny --checkpointing", f"estimate {NO}", "estimate bert-tiny --device cuda --loop freed",
+        "estimate bert-tiny --strategy fsdp --world-size 8 --checkpointing",
+        "estimate bert-tiny --lengths normal:64,32,8,128 --batch 32", "fit bert-tiny --gpu t4,a10 --seq 512",
+        "fit bert-tiny --gpu t4 --batch 64", f"fit {NO} --attention eager", "plan bert-mini --budget 500MiB --batch 64",
+        "fit bert-mini --gpu k80 --batch-total 1024 --seq 512 --precision fp32", "run --budget 2GiB train.py",
+    ),
 )  # fmt: skip
 RULE = re.compile(r"^ ?[─-]{3,}", re.MULTILINE)
 TABLE = re.compile(r"(?:^|\n)( [^\n]+\n [─-]{3,}\n(?:[^\n]+\n)*)(?:\nand [0-9]+ more, [^\n]+\n)?")
@@ -81,7 +85,8 @@ def test_an_answer_is_a_sentence_a_line_of_settings_a_table_and_the_next_command
     *_, last = text.rstrip("\n").splitlines()
     if "Next: " in text:
         assert last.startswith("  bertscope "), text
-        assert answered(last.strip().removeprefix("bertscope "))[0] in (0, 1), last
+        if EVERY_CASE or "--strategy" not in last:  # tests/test_docs.py has one of several ranks
+            assert answered(last.strip().removeprefix("bertscope "))[0] in (0, 1), last
 
 
 @pytest.mark.parametrize("words", ANSWERS)

@@ -43,9 +43,6 @@ SUBJECT = Subject(name="tiny", architecture="BertModel", dtype="fp32", torch_ver
 ABOUT = {"subject": SUBJECT, "run": RunConfig()}
 MEMORY = Memory(obtained="estimated", cost=FITS, phases=(PEAK,), kept=())
 RANK = RankRow(ranks=(0,), cost=FITS, state_bytes=0, phases=(PEAK,), traffic=())
-ESTIMATE = MemoryReport(
-    **ABOUT, machine="", variants=(Variant(checkpointing="none", reentrant=False, estimated=MEMORY),)
-)
 ONE = Variant(checkpointing="none", reentrant=False, estimated=MEMORY)
 ESTIMATE = MemoryReport(**ABOUT, machine="", variants=(ONE,))
 FIT = FitReport(**ABOUT, budget_bytes=8 * GIB, card=None, asked_batch=None, rows=(
