@@ -189,9 +189,27 @@ TEXTS = (*CODE, "./evil.py", "evil", "../evil.py:build.__call__", "__import__('e
 def values_of(own: Row) -> list[Any]:
     """Return values that a setting takes: its words and bounds, and texts that name code where it takes a text."""
     named = [f"{str(word).partition(':')[0]}:{text}" for word in own.words for text in TEXTS]
-    numbers = [True, False, own.low, own.below - 1, own.below / 2, 1, 2, 8, 0.5, 1.0, -1, "1GiB", "1B", "9" * 400]
+    numbers = [
+        True,
+        False,
+        own.low,
+        own.below - 1,
+        own.below / 2,
+        1,
+        2,
+        8,
+        0.5,
+        1.0,
+        -1,
+        "1GiB",
+        "1B",
+        "2.1",
+        "9" * 400,
+    ]
     tried = [own.default, *numbers, *own.words, *TEXTS, *named, ["embeddings", "evil:build"], "*", "2x2", "٣"]
-    return [value for value in tried if _takes(own, value)]
+    taken = [value for value in tried if _takes(own, value)]
+    assert taken, f"give a value that {own.name} takes"
+    return taken
 
 
 def _takes(own: Row, value: Any) -> bool:
