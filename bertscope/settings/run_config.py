@@ -497,6 +497,7 @@ QUESTIONS = {
     "sweep": Question(_BATCH, tuple(rows(*SWEPT)), (), SWEPT, ("plan",)),
     "check": Question(records=(RunConfig,), files=()),
 }
+_MOST_BATCHES = 10_000  # of an evaluation: all that keep logits are followed
 RULES += [
     Rule(("grad_scaler", "precision"), lambda scaler, precision: scaler and precision == FP16.name,
          f"GradScaler takes no {FP16.name} gradients; leave {{grad_scaler}} out, or use {{precision}} "
@@ -509,6 +510,9 @@ RULES += [
          "{loss} {loss_value} is modelled in one process only; leave out the strategy and the ranks"),
     Rule(("loss", "pairs"), lambda loss, texts: texts == 1 and "mnrl" in loss,
          "{loss} {loss_value} ranks a query and its positive; give {pairs} 2 or more"),
+    Rule(("eval_samples", "eval_batch"), lambda samples, batch: samples > _MOST_BATCHES * (batch or 1),
+         f"{{eval_samples}} {{eval_samples_value}} takes more than {_MOST_BATCHES:,} batches of {{eval_batch}} "
+         "{eval_batch_value}; give fewer, or a larger {eval_batch}"),
     Rule(("nproc",), lambda ranks: ranks == 1, "{nproc} 1 is a job of one rank; give at least 2, or leave {nproc} out"),
     Rule(("gpu", "budget"), lambda gpu, budget: gpu is not None and budget is not None,
          "{gpu} and {budget} both set the limit; give one of them"),
