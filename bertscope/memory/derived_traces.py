@@ -26,10 +26,9 @@ from bertscope.memory.trace import (
     MemoryEvent,
     MemoryTrace,
 )
-from bertscope.reports.layer_ranges import LayerRange
+from bertscope.reports.layer_ranges import Copies, LayerRange, Unit
 from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.settings.run_config import CPU, LOOPS, PLAIN, TRAINER, RunConfig
-from bertscope.tracing.repeat import Copies, Unit
 
 _STACKED = ((OPTIMIZER, ALL_REDUCE), (OPTIMIZER, ALL_GATHER), (FORWARD, BROADCAST))  # norms, and DDP's buffers
 _SOFTMAX_INPUT_BEFORE = (1, 11)  # the version of torch that no longer saves it (pull request pytorch/pytorch 65242)

@@ -6,7 +6,7 @@ A name that reads as a range although it is one module's own name is written wit
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -17,6 +17,8 @@ from bertscope.units import decimal
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
+Unit = tuple[int, int]  # numbers of the run of equal units, and of the unit in it
+Copies = Sequence[tuple[Unit, range]]  # for each layer that ran its unit, and how far each of its copies is moved
 _NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")
 _RANGE = re.compile(r"(0|[1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
 _LIKE_A_RANGE = re.compile(r"(?<![^.])([0-9]+-[0-9]+)('*)(?![^.])")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from bertscope.errors import BertscopeError
 from bertscope.model.lora import base_model_of
-from bertscope.reports.layer_ranges import LayerRange
+from bertscope.reports.layer_ranges import Copies, LayerRange, Unit
 from bertscope.settings.checkpointing import Checkpointing, Kept, kept_text, ranges_text
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
@@ -22,10 +22,6 @@ RAN = 3  # periods that run: the first is next to the embeddings, the last next 
 _MIDDLE = 1
 _LONGEST = 64  # period that is tried
 _OF_PLACE = re.compile("idx|index|layer_(id|number)")  # names of attributes with the number of a layer
-
-
-Unit = tuple[int, int]  # numbers of the run of equal units, and of the unit in it
-Copies = Sequence[tuple[Unit, range]]  # for each layer that ran its unit, and how far each of its copies is moved
 
 
 class LayerRun(NamedTuple):
