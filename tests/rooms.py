@@ -167,10 +167,12 @@ def _circles(graph: dict[str, set[str]]) -> dict[str, int]:
             while name not in component:
                 component[stack.pop()] = index[name]
 
+    limit = sys.getrecursionlimit()
     sys.setrecursionlimit(10_000)
     for name in graph:
         if name not in index:
             visit(name)
+    sys.setrecursionlimit(limit)  # of the tests that run later in this process, which read nested files
     return component
 
 

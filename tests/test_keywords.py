@@ -50,7 +50,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "dataflow of a module": ("diagram", (EQUAL, "forward"), OF_SIZE),
     "tree of modules": ("diagram", (EQUAL, "tree"), {}),
     "diff": ("diff", (CONFIG, "bert-tiny"), {}),
-    "estimate": ("estimate", (CONFIG,), STEP),
+    "estimate": ("estimate", (SINGLE,), STEP),
     "estimate of a module": ("estimate", (EQUAL,), OF_SIZE),
     "lengths": ("lengths", (SINGLE, [8, 8]), {"batch": 2}),
     "fit": ("fit", (CONFIG, "50MiB"), {"seq": 8, "precision": "fp32", "checkpointing": "none", "batch": 64}),

@@ -354,6 +354,3 @@ def step_trace(run_config: RunConfig, **fields: int) -> MemoryTrace:
     source = small(**fields)
     model = run_model(source, run_config)
     return module_trace(model, meta_inputs(model, run_config), run_config, None)
-
-
-# ---- an optimizer step that is recorded once ----

@@ -82,14 +82,14 @@ def test_the_memory_of_a_deep_model_is_that_of_all_its_layers(mode, strategy):
 
 
 def test_adapters_in_one_layer_make_all_layers_run():
-    source = adapted("r=2,target=layer.9.attention.self.query", num_hidden_layers=16)
+    source = adapted("r=2,target=layer.3.attention.self.query", num_hidden_layers=6)
     assert not source.has_equal_layers
     assert not Lora(target=("3.output.dense",)).has_equal_layers
     traces = MemoryTraces(source)
     found = traces.trace(RunConfig(batch=1, seq=4))
     assert traces.verified == {}
     state = {block.path for block, _ in found.state if block.part == "optimizer_state"}
-    assert {path.split(".")[5] for path in state} == {"9"}
+    assert {path.split(".")[5] for path in state} == {"3"}
 
 
 def test_the_flops_of_a_deep_model_are_those_of_all_its_layers():

@@ -124,8 +124,8 @@ def test_a_verdict_is_coloured_its_numbers_are_bold_and_a_pipe_has_neither():
 @pytest.mark.parametrize(
     ("words", "codes"),
     [
-        ("fit bert-tiny --gpu t4 --batch 8", "32"),
-        (f"fit {NO}", "31"),
+        ("fit bert-tiny --gpu t4 --batch 8 --precision fp32 --checkpointing none", "32"),
+        (f"fit {NO} --precision fp32 --checkpointing none", "31"),
         ("fit bert-tiny --gpu t4 --margin 0.8 --batch 2000", "33"),
     ],
 )
