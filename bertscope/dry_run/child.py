@@ -21,7 +21,7 @@ from unittest.mock import patch
 from bertscope.dry_run import sandbox
 from bertscope.dry_run.device import FakeGpu, lacks_kernel
 from bertscope.dry_run.limits import Limits, Stop
-from bertscope.dry_run.recording import WORKSPACES, Recording, short_line
+from bertscope.dry_run.recording import Recording, short_line
 from bertscope.dry_run.script import ScriptRun, as_asked
 from bertscope.dry_run.stubs import remark_on_modules, stubbed
 from bertscope.errors import BertscopeError, WorkerError, name_of, one_line, told
@@ -156,8 +156,7 @@ class Installed:
         on_gpu: dict[str, Any] = {
             "max_allocated_bytes": beyond + max(event.allocated_bytes for event in log.events[start:]),
             "context": context,
-            "gpu_bytes": reserved + context.high_bytes,
-            "workspace_bytes": sum(block.size_bytes for block in log.blocks if block.part == WORKSPACES),
+            "workspace_bytes": sum(self.device.workspaces.values()),
             "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
         }
         cost = replace(max(report.phases, key=lambda phase: (phase.peak_bytes, phase.step)).cost, **on_gpu)

@@ -65,7 +65,7 @@ class FakeGpu(Device):
         self.fake: Any = type(self._fake(torch.empty(0)))
         self.results = OperatorResults()
         self.allocator = Allocator(limit_bytes, expandable_segments=expandable)
-        self.libraries: set[tuple[int, str]] = set()  # thread and library whose workspace is there
+        self.workspaces: dict[int, int] = {}  # bytes of cuBLAS's by its thread, of cuBLASLt's at 0
         self.stale: dict[int, torch.Tensor] = {}  # values that an operator has overwritten with unknown ones
         self.remarks: dict[str, None] = {}  # on what the numbers leave out
         self.on_unknown: Callable[[str], None] = lambda what: (
@@ -262,11 +262,12 @@ class FakeGpu(Device):
 
     def malloc(self, size: int) -> SegmentBlock:
         """Return a block of the allocator; raises torch.OutOfMemoryError as torch does where the limit is exceeded."""
-        allocator = self.allocator
+        allocator, recorder = self.allocator, self.recorder
         peaks = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
         block: SegmentBlock = allocator.malloc(size)
         if not allocator.missing_bytes:
             return block
+        recorder.log.refused.append((size, recorder.line(), len(recorder.log.events)))
         allocator.missing_bytes = 0
         allocator.free(block)
         allocator.release_free_memory()
@@ -281,23 +282,17 @@ class FakeGpu(Device):
             f"is allocated by PyTorch, and {bytes_text(used - held)} is reserved by PyTorch but unallocated."
         )
 
-    def laid_down(self, operator: Any) -> list[tuple[str, int]]:
-        """Return the workspaces of cuBLAS, one for each thread, and of cuBLASLt, one in all."""
-        name = operator_name(operator)
-        if name not in MATRICES:
-            return []
-        workspaces = []
-        libraries = {"cuBLAS": (threading.get_ident(), blas_bytes(None if self.gpu is None else capability(self.gpu)))}
-        if name == "addmm":
-            libraries["cuBLASLt"] = (0, LT_WORKSPACE_BYTES)
-        for library, (thread, size) in libraries.items():
-            if (thread, library) not in self.libraries:
-                self.libraries.add((thread, library))
-                workspaces.append((library, size))
-        return workspaces
-
     def scratch(self, operator: Any, args: Any) -> Any:
-        """Return what a kernel allocates while it runs; an index by masks the indices of their true elements."""
+        """Return what a kernel allocates while it runs; an index by masks the indices of their true elements.
+
+        The first matrix product of a thread allocates the workspace of cuBLAS, the first `addmm` also that of cuBLASLt.
+        """
+        name, thread, able = operator_name(operator), threading.get_ident(), capability(self.gpu) if self.gpu else None
+        libraries = {thread: blas_bytes(able)} if name in MATRICES else {}
+        libraries |= {0: LT_WORKSPACE_BYTES} if name == "addmm" else {}
+        for library in libraries.keys() - self.workspaces.keys():
+            self.malloc(libraries[library])
+            self.workspaces[library] = libraries[library]
         if operator is _aten.index.Tensor and any(map(self._is_mask, args[1])):
             masks = (self.value(index) for index in args[1] if self._is_mask(index))
             return sum(8 * int(known.sum()) * known.dim() for known in masks if known is not None)

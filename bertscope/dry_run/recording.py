@@ -16,7 +16,6 @@ from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.tracing.log import Position, RunLog
 from bertscope.tracing.record import SETUP
 
-WORKSPACES = "workspaces"
 _NAMES = tuple(part.name for part in fields(Parts))
 _JOINING = ("cat", "stack", "full", "new_full", "empty", "new_empty")
 _NO_CONTEXT, _NO_ROWS = ByteRange(), MappingProxyType[str, str]({})
@@ -35,10 +34,7 @@ class Recording:
     ) -> None:
         self.log, self.granule, self.start, self.folder, self.rows = log, GRANULE_BYTES[device], start, folder, rows
         self.parts = [self._part(number) for number in range(len(log.blocks))]
-        self.sizes = [
-            0 if part == WORKSPACES else rounded(block.size_bytes, self.granule)
-            for part, block in zip(self.parts, log.blocks, strict=True)
-        ]
+        self.sizes = [rounded(block.size_bytes, self.granule) for block in log.blocks]
         self.changes = [self.sizes[e.block] if e.block >= 0 else -self.sizes[~e.block] for e in log.events]
         self.live = list(accumulate(self.changes, initial=0))[1:]
 
@@ -83,19 +79,15 @@ class Recording:
         """Return the bytes of each part after each of these events."""
         sums, wanted, parts = dict.fromkeys(_NAMES, 0), set(moments), {}
         for number, (event, change) in enumerate(zip(self.log.events, self.changes, strict=True)):
-            if (part := self.parts[max(event.block, ~event.block)]) != WORKSPACES:
-                sums[part] += change
+            sums[self.parts[max(event.block, ~event.block)]] += change
             if number in wanted:
                 parts[number] = Parts(**sums)
         return parts
 
     def alive_at(self, moment: int) -> list[int]:
-        """Return the blocks that live after an event, but for workspaces."""
-        return [
-            number
-            for number, block in enumerate(self.log.blocks)
-            if block.born <= moment and not 0 <= block.freed <= moment and self.parts[number] != WORKSPACES
-        ]
+        """Return the blocks that live after an event."""
+        blocks = enumerate(self.log.blocks)
+        return [number for number, block in blocks if block.born <= moment and not 0 <= block.freed <= moment]
 
     def line(self, call: int) -> str:
         """Return the line that ran, with the path of its file as the user sees it."""
@@ -112,9 +104,7 @@ class Recording:
         begun, *_ = numbers = [
             number
             for number, event in enumerate(log.events)
-            if event.position.step == step
-            and event.position.phase != SETUP
-            and self.parts[max(event.block, ~event.block)] != WORKSPACES
+            if event.position.step == step and event.position.phase != SETUP
         ]
 
         def block(number: int) -> Block:
@@ -140,12 +130,8 @@ class Recording:
             peak = PhasePeak(phase=phase, path=self.row(position.path), peak_bytes=self.live[moment],
                              parts=parts[moment], operator=self.log.operator(call))  # fmt: skip
             most = max(reserved[step, phase], event.reserved_bytes)
-            cost = StepCost(
-                peak=peak,
-                context=context,
-                reserved=ByteRange(low_bytes=most, high_bytes=most) if most else None,
-                gpu_bytes=(most or peak.peak_bytes) + context.high_bytes,
-            )
+            known = ByteRange(low_bytes=most, high_bytes=most) if most else None
+            cost = StepCost(peak=peak, context=context, reserved=known)
             rows.append(RunPhase(step=0 if phase == SETUP else step + 1, cost=cost, left_bytes=left[step, phase],
                                  line=self.line(call)))  # fmt: skip
         return tuple(rows)

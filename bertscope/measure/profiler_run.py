@@ -282,5 +282,4 @@ def measured_device(step: ModelStep) -> dict[str, Any]:
         "max_allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
         "context": ByteRange(low_bytes=context, high_bytes=context),
-        "gpu_bytes": reserved + context,
     }

@@ -197,17 +197,15 @@ class Simulator:
         if limit is None:
             return step_cost(trace, rows, **device_cost(trace, run_config, self.card), **fields)
         least, lacking = max(trace.peak_bytes - self.most_bytes, 0), self.excess_bytes(run_config)
-        reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=trace.peak_bytes)
         if run_config.device == CUDA:
             lacking = max(self.missing_bytes(run_config, laid) for laid in self.placements(run_config))
             limits = (each._limit_bytes for each in (self, self.with_margin(0.0)) if each.is_served(run_config))
             at = next(limits, None)  # without a limit if it does not fit
-            reserved = reserved_range(self.allocator(run_config, laid, at) for laid in self.placements(run_config))
-            fields = {"reserved": reserved, **fields}
+            replays = (self.allocator(run_config, laid, at) for laid in self.placements(run_config))
+            fields = {"reserved": reserved_range(replays), **fields}
         fields = {
             "workspace_bytes": room.workspace_bytes,
             "context": room.context,
-            "gpu_bytes": reserved.high_bytes + room.context.high_bytes,
             "limit_bytes": limit,
             "margin": self.margin,
             "shortfall": ByteRange(low_bytes=least, high_bytes=lacking),

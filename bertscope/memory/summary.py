@@ -89,9 +89,8 @@ def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device:
     reserved = device.get("reserved")
     if obtained == "measured" and reserved and reserved.low_bytes < trace.peak_bytes:
         # Profiler and allocator measured two steps and round differently: what is allocated is reserved too.
-        more = trace.peak_bytes - reserved.low_bytes
-        reserved = ByteRange(low_bytes=trace.peak_bytes, high_bytes=max(trace.peak_bytes, reserved.high_bytes))
-        device |= {"reserved": reserved, "gpu_bytes": device["gpu_bytes"] + more}
+        high = max(trace.peak_bytes, reserved.high_bytes)
+        device["reserved"] = ByteRange(low_bytes=trace.peak_bytes, high_bytes=high)
     return Memory(
         obtained=obtained,
         cost=step_cost(trace, rows, **device),
@@ -105,8 +104,7 @@ def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device:
 def step_cost(trace: MemoryTrace, rows: Mapping[str, str], **device: Any) -> StepCost:
     """Return the cost of a step without a limit; `device` has the fields that a GPU adds."""
     highest = max(trace.peaks(), key=attrgetter("live_bytes"))
-    device = {"gpu_bytes": highest.live_bytes, "saved_bytes": trace.saved_bytes, **device}
-    return StepCost(peak=_peak(trace, highest, rows), **device)
+    return StepCost(peak=_peak(trace, highest, rows), **{"saved_bytes": trace.saved_bytes, **device})
 
 
 def _peak(trace: MemoryTrace, moment: Moment, rows: Mapping[str, str]) -> PhasePeak:
@@ -229,7 +227,6 @@ def device_cost(trace: MemoryTrace, run_config: RunConfig, gpu: Gpu | None = Non
         "workspace_bytes": room.workspace_bytes,
         "reserved": reserved,
         "context": room.context,
-        "gpu_bytes": reserved.high_bytes + room.context.high_bytes,
     }
 
 

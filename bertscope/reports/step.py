@@ -98,7 +98,7 @@ class StepCost(Record):
     """The cost of one step in steady state; None is "not computed here".
 
     The verdict follows from the other fields, whoever fills them. A cost that contradicts itself raises ValueError: the
-    parts add up to the peak; peak <= reserved <= on the GPU; what fits is within the limit.
+    parts add up to the peak; peak <= reserved; what fits is within the limit.
     """
 
     peak: PhasePeak  # the highest sum of live tensors, and its place
@@ -110,7 +110,8 @@ class StepCost(Record):
     # cuBLAS's workspaces
     reserved_loaded_bytes: int = 0  # if a checkpoint lay on the GPU while the model was made there
     context: ByteRange = ByteRange()  # the smallest and the largest CUDA context of the GPU
-    gpu_bytes: int  # reserved.high and the largest context, as nvidia-smi shows them; on a CPU the peak
+    # Reserved and the largest context, as nvidia-smi shows them; on a CPU the peak.
+    gpu_bytes: int = field(default=0, init=False)
     limit_bytes: int | None = None  # the memory of the GPU, or the budget
     margin: float = 0.0  # the share of the limit that a step which fits leaves free
     shortfall: ByteRange | None = None  # low: of the limit, with the smallest context and no fragmentation; high: of
@@ -127,9 +128,9 @@ class StepCost(Record):
             verdict = NO if lacks.low_bytes else UNCERTAIN if lacks.high_bytes else YES
             object.__setattr__(self, "verdict", verdict)
         reserved = self.reserved or ByteRange(low_bytes=self.peak_bytes, high_bytes=self.peak_bytes)
+        object.__setattr__(self, "gpu_bytes", reserved.high_bytes + self.context.high_bytes)
         laws = {
             "peak <= reserved": self.peak_bytes <= reserved.low_bytes <= reserved.high_bytes,
-            "reserved <= on the GPU": reserved.high_bytes <= self.gpu_bytes,
             "a step that fits is within the limit and its margin": self.verdict != YES
             or self.gpu_bytes <= self.usable_bytes,
             "recomputation is a part of the step": (self.recompute_flops or 0) <= (self.step_flops or float("inf")),

@@ -160,10 +160,6 @@ class Device:
         """Return True for a tensor in the device's memory."""
         return bool(tensor.device.type == "cpu")
 
-    def laid_down(self, operator: Any) -> list[tuple[str, int]]:
-        """Return the workspaces that libraries lay down at this call and keep: name and bytes."""
-        return []
-
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: Any) -> int | None:
         """Return the bytes of a result that torch's shape function gets wrong; None for any other."""
         return None
@@ -400,8 +396,6 @@ class Recorder(DispatchMode):
                 inputs = tensors(args) if at.phase != OPTIMIZER else []
                 part = "inputs" if inputs and not any(map(device.has, inputs)) else ""  # moved to the device
                 self._watch(tensor, owner, at, part, device.true_bytes(operator, args, number, tensor))
-        for name, size in device.laid_down(operator):
-            self._allocate(size, (), name, at.path, at, "workspaces")
         if extra := device.scratch(operator, args):
             shape, rule = getattr(extra, "numbers", ()), getattr(extra, "rule", "")
             self._free(self._allocate(getattr(extra, "size_bytes", extra), shape, rule, at.path, at), at)
@@ -429,11 +423,7 @@ class Recorder(DispatchMode):
             self._follow(number, tensor.untyped_storage())
 
     def _allocate(self, size: int, shape: Any, dtype: str, owner: str, at: Position, part: str = "") -> int:
-        try:
-            block = self.device.malloc(size)
-        except torch.OutOfMemoryError:
-            self.log.refused.append((size, self.line(), len(self.log.events)))
-            raise
+        block = self.device.malloc(size)
         number = self.log.born(size, shape, dtype, owner, at, part, self._held())
         self.living[number] = block
         return number

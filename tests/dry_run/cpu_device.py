@@ -24,9 +24,6 @@ class CpuDevice(FakeGpu):
     def scratch(self, operator, args):
         return cpu_scratch(operator, args)
 
-    def laid_down(self, operator):
-        return []
-
     def true_bytes(self, operator, args, number, tensor):
         return None
 

@@ -232,7 +232,7 @@ def costing(taken, budget):
         size = taken(int(asked.arguments[-1]))
         peak = PhasePeak(phase="forward", peak_bytes=size, path="", operator="", parts=Parts(activations=size))
         lacking = ByteRange(low_bytes=max(size - budget, 0), high_bytes=max(size - budget, 0))
-        cost = StepCost(peak=peak, gpu_bytes=size, limit_bytes=budget, shortfall=lacking)
+        cost = StepCost(peak=peak, limit_bytes=budget, shortfall=lacking)
         return RunReport(script="", arguments=asked.arguments, card=None, budget_bytes=budget, updates=3,
                          phases=(), cost=cost)  # fmt: skip
 

@@ -265,7 +265,7 @@ def row(number, peak_bytes, seconds=1.0):
     return RankRow(
         ranks=(number,),
         state_bytes=10,
-        cost=StepCost(peak=peak, gpu_bytes=peak_bytes),
+        cost=StepCost(peak=peak),
         phases=(peak,),
         traffic=(),
         step_seconds=(seconds,),

@@ -414,7 +414,7 @@ def made_up(scale: int, obtained: str) -> Memory:
 
 def cost_of(phases: tuple[PhasePeak, ...], **others: Any) -> StepCost:
     peak = max(phases, key=lambda phase: phase.peak_bytes)
-    return StepCost(peak=peak, **{"gpu_bytes": peak.peak_bytes, **others})
+    return StepCost(peak=peak, **others)
 
 
 def profiled() -> MemoryReport:

@@ -154,5 +154,7 @@ def test_a_measured_peak_above_the_reserved_bytes_counts_as_reserved():
     product = Block("temporaries", "linear", "mm")
     events = [MemoryEvent(size, product, "forward", "linear", "mm") for size in (8, -8)]
     trace = MemoryTrace.of([(Block("parameters", "linear", ""), 1000)], events)
-    cost = memory(trace, "measured", {}, reserved=ByteRange(low_bytes=1000, high_bytes=1000), gpu_bytes=1500).cost
+    cost = memory(
+        trace, "measured", {}, reserved=ByteRange(low_bytes=1000, high_bytes=1000), context=ByteRange(high_bytes=500)
+    ).cost
     assert (cost.peak_bytes, cost.reserved_bytes, cost.gpu_bytes) == (1008, 1008, 1508)

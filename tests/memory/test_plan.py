@@ -309,7 +309,7 @@ def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_f
     old = changed(plan_file, tmp_path, torch_version="2.6.0")
     assert bertscope.estimate("bert-tiny", plan=old).variants
     peak = PhasePeak(phase="forward", peak_bytes=7, path="", operator="", parts=Parts(inputs=7))
-    cost = as_data(StepCost(peak=peak, gpu_bytes=7, limit_bytes=7, shortfall=ByteRange()))
+    cost = as_data(StepCost(peak=peak, limit_bytes=7, shortfall=ByteRange()))
     with pytest.raises(SelectionError, match="now; make it again"):
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", cost=cost))
     lists = json.loads(plan_file.read_text())["rows"][0]["lists"]

@@ -153,9 +153,9 @@ def cost_of(peak: PhasePeak, more: int, lacking: int | None, time: StepTime | No
     """A cost that does not contradict itself."""
     low = peak.peak_bytes + more
     reserved, context = (ByteRange(low_bytes=size, high_bytes=size + more) for size in (low, 0))
-    limit = None if lacking is None else low + more - lacking
+    limit = None if lacking is None else low + 2 * more - lacking
     shortfall = ByteRange(low_bytes=(lacking or 0) // 3, high_bytes=lacking or 0)
-    return StepCost(peak=peak, reserved=reserved if more else None, context=context, gpu_bytes=low + more,
+    return StepCost(peak=peak, reserved=reserved if more else None, context=context,
                     limit_bytes=limit, shortfall=shortfall, step_flops=more, recompute_flops=more // 2,
                     time=time)  # fmt: skip
 

@@ -54,7 +54,7 @@ def layers(path: str, count: int, *kept: str, recomputed: Any = None, calls: int
 
 def plan(*lists: PlanList, name: str = "bert-tiny", precision: str = "fp32", **changes: Any) -> PlanReport:
     peak = PhasePeak(phase="forward", peak_bytes=2**30, path="", operator="", parts=Parts(inputs=2**30))
-    cost = StepCost(peak=peak, gpu_bytes=2**30, limit_bytes=2**34, shortfall=ByteRange())
+    cost = StepCost(peak=peak, limit_bytes=2**34, shortfall=ByteRange())
     row = PlanRow(checkpointing="keep:none", batch=2, accumulate=3, cost=cost, recompute_share=0, moved_bytes_again=0,
                   lists=lists, changes=changes)  # fmt: skip
     subject = Subject(name=name, architecture="bert", dtype="fp32", attention="sdpa", torch_version="2.13.0",
@@ -393,7 +393,7 @@ def test_a_report_whose_plans_do_not_fit_has_no_code_and_one_without_plans_is_no
     cost = replace(SOME.rows[0].cost, shortfall=ByteRange(low_bytes=1, high_bytes=1))
     with pytest.raises(SelectionError, match="no plan fits"):
         emitted(replace(SOME, rows=(replace(SOME.rows[0], cost=cost),)), "torch")
-    text = emitted(SOME, "json").replace('"gpu_bytes": 1073741824', '"gpu_bytes": 1')
+    text = emitted(SOME, "json").replace('"limit_bytes": 17179869184', '"limit_bytes": 1')
     with pytest.raises(SourceError, match="contradicts itself"):
         bertscope.from_json(text)
     with pytest.raises(SelectionError, match="at least one"):
