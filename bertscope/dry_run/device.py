@@ -290,9 +290,10 @@ class FakeGpu(Device):
         name, thread, able = operator_name(operator), threading.get_ident(), capability(self.gpu) if self.gpu else None
         libraries = {thread: blas_bytes(able)} if name in MATRICES else {}
         libraries |= {0: LT_WORKSPACE_BYTES} if name == "addmm" else {}
-        for library in libraries.keys() - self.workspaces.keys():
-            self.malloc(libraries[library])
-            self.workspaces[library] = libraries[library]
+        for library, size in libraries.items():
+            if library not in self.workspaces:
+                self.malloc(size)
+                self.workspaces[library] = size
         if operator is _aten.index.Tensor and any(map(self._is_mask, args[1])):
             masks = (self.value(index) for index in args[1] if self._is_mask(index))
             return sum(8 * int(known.sum()) * known.dim() for known in masks if known is not None)

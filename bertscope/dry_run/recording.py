@@ -2,9 +2,9 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
-from itertools import accumulate, groupby
+from itertools import accumulate
 from types import MappingProxyType
 
 from bertscope.dry_run.limits import Evaluated, Limits
@@ -54,36 +54,6 @@ class Recording:
             return _KEPT if outlives else _TEMPORARY
         return "buffers" if born.phase == SETUP and outlives else _TEMPORARY
 
-    def runs(self) -> Iterator[tuple[tuple[int, str], int, int]]:
-        """Yield each step and phase with its first event and the one behind its last, in their order."""
-        begun = self.start
-        for key, run in groupby(self.log.events[begun:], key=lambda event: event.position[:2]):
-            end = begun + sum(1 for _ in run)
-            yield key, begun, end
-            begun = end
-
-    def peaks(self) -> dict[tuple[int, str], int]:
-        """Return the event of the peak of each phase of each step, in the order in which they began.
-
-        What lives when a phase begins counts too.
-        """
-        order = {key: begun for key, begun, _ in reversed([*self.runs()])} | self.log.begun
-        moments = {key: begun - 1 for key, begun in self.log.begun.items() if begun > self.start}
-        for key, begun, end in self.runs():
-            best = max(range(max(begun - 1, 0), end), key=self.live.__getitem__)
-            if key not in moments or self.live[best] > self.live[moments[key]]:
-                moments[key] = best
-        return dict(sorted(moments.items(), key=lambda item: (item[0][0], order[item[0]])))
-
-    def parts_at(self, moments: Sequence[int]) -> dict[int, Parts]:
-        """Return the bytes of each part after each of these events."""
-        sums, wanted, parts = dict.fromkeys(_NAMES, 0), set(moments), {}
-        for number, (event, change) in enumerate(zip(self.log.events, self.changes, strict=True)):
-            sums[self.parts[max(event.block, ~event.block)]] += change
-            if number in wanted:
-                parts[number] = Parts(**sums)
-        return parts
-
     def alive_at(self, moment: int) -> list[int]:
         """Return the blocks that live after an event."""
         blocks = enumerate(self.log.blocks)
@@ -114,26 +84,48 @@ class Recording:
         return MemoryTrace.of(state, events_of(log, numbers, block), self.granule)
 
     def phases(self, context: ByteRange = _NO_CONTEXT) -> tuple[RunPhase, ...]:
-        """Return the peak of each phase of each step, in the order in which they began."""
-        peaks, events = self.peaks(), self.log.events
-        parts = self.parts_at(list(peaks.values()))
+        """Return the peak of each phase of each step, in the order in which they began.
+
+        What lives when a phase begins counts too.
+        """
+        events, live, sums = self.log.events, self.live, dict.fromkeys(_NAMES, 0)
+        begins: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        for key, begun in self.log.begun.items():
+            begins[begun].append(key)
+        best: dict[tuple[int, str], tuple[int, Parts]] = {}
         reserved: dict[tuple[int, str], int] = defaultdict(int)
-        for event in events[self.start :]:
-            reserved[event.position[:2]] = max(reserved[event.position[:2]], event.reserved_bytes)
-        left = {key: self.live[moment] for key, moment in peaks.items()}
-        left |= {key: self.live[end - 1] for key, _, end in self.runs()}
+        left: dict[tuple[int, str], int] = {}
+
+        def note(key: tuple[int, str], moment: int) -> None:
+            if key not in best or live[moment] > live[best[key][0]]:
+                best[key] = moment, Parts(**sums)
+
+        for number in range(len(events) + 1):
+            if number > self.start:
+                for key in begins[number]:
+                    note(key, number - 1)
+            if number == len(events):
+                break
+            event = events[number]
+            key = event.position[:2]
+            if number and number >= self.start and (number == self.start or key != events[number - 1].position[:2]):
+                note(key, number - 1)
+            sums[self.parts[max(event.block, ~event.block)]] += self.changes[number]
+            if number >= self.start:
+                note(key, number)
+                reserved[key], left[key] = max(reserved[key], event.reserved_bytes), live[number]
         rows = []
-        for (step, phase), moment in peaks.items():
+        for (step, phase), (moment, parts) in sorted(best.items(), key=lambda item: item[0][0]):
             event = events[moment]
             is_within = event.position[:2] == (step, phase)  # else the peak is what the phase began with
             position, call = (event.position, event.call) if is_within else (Position(step, phase, ""), -1)
-            peak = PhasePeak(phase=phase, path=self.row(position.path), peak_bytes=self.live[moment],
-                             parts=parts[moment], operator=self.log.operator(call))  # fmt: skip
+            peak = PhasePeak(phase=phase, path=self.row(position.path), peak_bytes=live[moment], parts=parts,
+                             operator=self.log.operator(call))  # fmt: skip
             most = max(reserved[step, phase], event.reserved_bytes)
             known = ByteRange(low_bytes=most, high_bytes=most) if most else None
-            cost = StepCost(peak=peak, context=context, reserved=known)
-            rows.append(RunPhase(step=0 if phase == SETUP else step + 1, cost=cost, left_bytes=left[step, phase],
-                                 line=self.line(call)))  # fmt: skip
+            rows.append(RunPhase(step=0 if phase == SETUP else step + 1, line=self.line(call),
+                                 left_bytes=left.get((step, phase), live[moment]),
+                                 cost=StepCost(peak=peak, context=context, reserved=known)))  # fmt: skip
         return tuple(rows)
 
     def held(self, moment: int) -> tuple[HeldRow, ...]:

@@ -262,7 +262,7 @@ def _own(answer: Any) -> Any:
     """Return a separate function for an answer: torch.compile has a rule for each, and allows one for an object."""
     if isinstance(answer, type):
         return answer
-    return (lambda *args, **kwargs: answer(*args, **kwargs)) if callable(answer) else lambda *_, **__: answer
+    return (lambda *args, **kwargs: answer(*args, **kwargs)) if callable(answer) else always(answer)
 
 
 def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:

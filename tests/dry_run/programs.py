@@ -229,13 +229,23 @@ def evaluated(count, batch, keep, data=4):
 
 
 @program
+def evaluation_with_the_same_batch():
+    evaluated(3, 4, keep=False)
+
+
+@program
 def evaluation_with_a_larger_batch():
     evaluated(3, 16, keep=False)
 
 
 @program
-def evaluation_that_keeps_sixty_logits():
-    evaluated(60, 2, keep=True)
+def evaluation_that_keeps_ten_logits():
+    evaluated(10, 2, keep=True)
+
+
+@program
+def evaluation_that_keeps_three_hundred_logits():
+    evaluated(300, 2, keep=True)
 
 
 @program
@@ -300,8 +310,7 @@ def padded(rows):
     }
 
 
-@program
-def trainer():
+def trained(model, **evaluation):
     import tempfile
 
     from transformers import Trainer, TrainingArguments
@@ -312,9 +321,18 @@ def trainer():
             gradient_accumulation_steps=2, per_device_train_batch_size=4, per_device_eval_batch_size=8,
             eval_strategy="epoch", gradient_checkpointing=False, num_train_epochs=1,
         )  # fmt: skip
-        Trainer(
-            model=small_bert(), args=args, train_dataset=Rows(24), eval_dataset=Rows(40), data_collator=padded
-        ).train()
+        data = {"train_dataset": Rows(24), "eval_dataset": Rows(40), "data_collator": padded}
+        Trainer(model=model, args=args, **data, **evaluation).train()
+
+
+@program
+def trainer():
+    trained(small_bert())
+
+
+@program
+def trainer_that_keeps_logits():
+    trained(small_bert(num_labels=2_000), compute_metrics=lambda _: {})
 
 
 @program
