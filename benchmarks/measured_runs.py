@@ -1,6 +1,9 @@
 """Training runs that others measured on their GPUs, with what five estimators said of each (measured_runs.csv).
 
-    python -m benchmarks.measured_runs [--rows]
+    python -m benchmarks.measured_runs [--rows] [--histories]
+
+With --histories the runs below batch 20 get 100 random histories of four batches, whose lengths follow a model of
+wikitext-2's lines cut to 128 tokens: 35.3 % are empty, 16.9 % have 4 to 12 tokens, others exp(normal(ln 112, 0.75)).
 
 The bytes that torch reserved (NVML's peak less the value with the CUDA context alone) and the predictions of xMem,
 DNNMem, SchedTune and LLMem are the data of xMem (Middleware 2025); the allocated bytes are train_results.json of models
@@ -12,10 +15,12 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,11 +29,18 @@ from typer.testing import CliRunner
 
 from bertscope.cli import app
 from bertscope.gpus import find_gpu
+from bertscope.memory.caching_allocator import STEPS, history, requests
+from bertscope.memory.lengths import Data, LengthSteps
+from bertscope.memory.simulator import Simulator
+from bertscope.memory.summary import on_card
 from bertscope.reports.step import YES
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.find import source_of
 
 HERE = Path(__file__).parent
 OWN = "bertscope"
 RIVALS = {"xMem": "xmem_bytes", "DNNMem": "dnnmem_bytes", "SchedTune": "schedtune_bytes", "LLMem": "llmem_bytes"}
+LINE_TOKENS, SEEDS = 128, 100
 KNOWN_LENGTH_FROM = 20  # a smaller batch may have no line of the full length, and its history decides
 
 
@@ -91,6 +103,45 @@ class Run:
         return bool(self.answer("fit", *words)["rows"][0]["cost"]["verdict"] == YES)
 
 
+def histories(run: Run) -> Iterator[int]:
+    """Yield what torch reserves in four steps, for 100 random orders of the lines."""
+    path, *others = run.words.split()
+    gpu, batch = find_gpu(run.gpu), int(run.batch)
+    config = RunConfig(batch=batch, seq=LINE_TOKENS, optimizer=run.optimizer, device="cuda", torch="2.6",
+                       input=tuple(others[1:]))  # fmt: skip
+    simulator = Simulator(source_of(str(HERE / path / "config.json"))).limited(config, gpu, gpu.context_low_bytes)
+    config = on_card(config, gpu)
+    steps = LengthSteps(simulator, config, Data(dict.fromkeys(range(1, LINE_TOKENS + 1), 1)))
+    laid = simulator.placements(steps.unpadded)[0]
+    requests_of = cache(lambda seq: requests(steps.trace(steps.unpadded, batch, seq), laid))
+    for seed in range(SEEDS):
+        generator = random.Random(seed)  # noqa: S311
+        longest = [max(_line(generator) for _ in range(batch)) for _ in range(STEPS)]
+        yield history(list(map(requests_of, longest))).reserved_bytes
+
+
+def _line(generator: random.Random) -> int:
+    """Return the tokens of a line; an empty one still has a token."""
+    chance = generator.random()
+    if chance < 0.353:
+        return 1
+    return generator.randint(4, 12) if chance < 0.522 else min(round(exp(generator.gauss(log(112), 0.75))), LINE_TOKENS)
+
+
+def history_table(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield for each run of unknown lengths the range of its histories, and how many hold the measured bytes."""
+    yield "| run | measured | lowest | median | highest | width |\n|---|---|---|---|---|---|"
+    widths, inside = [], 0
+    for run in runs:
+        if run.quantity == "reserved" and not run.ran_out and int(run.batch) < KNOWN_LENGTH_FROM:
+            sizes = sorted(histories(run))
+            widths.append(sizes[-1] / sizes[0] - 1)
+            inside += sizes[0] <= run.measured_bytes <= sizes[-1]
+            shown = (f"{size / 2**30:.2f}" for size in (run.measured_bytes, sizes[0], median(sizes), sizes[-1]))
+            yield f"| {run.model} {run.optimizer} {run.batch} | {' | '.join(shown)} | {widths[-1]:.0%} |"
+    yield f"\n{inside} of {len(widths)} lie between the lowest and the highest; median width {median(widths):.0%}."
+
+
 def measured_runs() -> list[Run]:
     """Return the rows that name the words of a command."""
     with (HERE / "measured_runs.csv").open(encoding="utf-8", newline="") as file:
@@ -147,7 +198,7 @@ def main() -> None:
     for run in runs if "--rows" in sys.argv else ():
         error = "ran out" if run.ran_out else f"{_error(run):+.2%}"
         print(f"{run.id} {run.model} {run.optimizer} {run.batch} x {run.seq} {run.gpu}: {error}", flush=True)
-    for line in tables(runs):
+    for line in history_table(runs) if "--histories" in sys.argv else tables(runs):
         print(line, flush=True)
 
 

@@ -499,6 +499,7 @@ def lengths(
     field: str = "",
     tokenizer: str = "",
     tokens_per_batch: int = 0,
+    seeds: int = 0,
     search: bool = False,
     exact: bool = False,
     name: str | None = None,
@@ -509,6 +510,7 @@ def lengths(
 
     `lengths` are token counts, a file with them, or `normal:256,64,16,512` (mean, deviation, least, most); the
     `field` in a JSONL, CSV or Parquet file may have texts for a `tokenizer`. `seq` cuts longer sequences. With
+    `seeds` simulate what torch reserves in 20 steps of random batches, for as many seeds. With
     `search` find the largest batches in a `budget` or on a `gpu`, also for each length. A module runs with
     `inputs`, or tensors with `input_size` and `dtypes`, whose first size is the batch and whose second is the length.
     Raises SourceError for a file without lengths, and SelectionError for a setting that no run has.
@@ -538,7 +540,9 @@ def lengths(
     if search:
         tokens = steps.largest_unpadded()
         sizes = (table[-1].batch, data.most_unpadded(tokens), tokens, min(row.batch * row.high for row in table))
-    rows = tuple(map(steps.row, data.batchings(*sizes)))
+    if seeds and run.device != CUDA:
+        raise request.error(f"{name_of('seeds')} simulates torch's allocator on CUDA; give {{gpu}} or {{device}} cuda")
+    rows = tuple(steps.row(batching, seeds) for batching in data.batchings(*sizes))
     report = LengthsReport(
         subject=replace(simulator.facts(run).subject, obtained="estimated"),
         run=replace(run, batch=RunConfig.batch, seq=RunConfig.seq),

@@ -71,17 +71,21 @@ def run(
     )  # fmt: skip
     if callable(code):
         options = {"args": args, "module": module, "fit": fit}
-        options |= {name: name in request.named for name in ("network", "sandbox", "memory_limit", "timeout")}
+        options |= {name: name in request.named for name in ("network", "seeds", "sandbox", "memory_limit", "timeout")}
         if unused := next((name for name, value in options.items() if value), ""):
             raise SelectionError(f"{unused} is for a script, and a function runs in this process; leave it out")
         from bertscope.dry_run.child import run_here  # imports torch
 
         return request.answer(run_here(code, wanted))
+    if fit and dry.seeds > 1:
+        raise request.error("{fit} searches with one seed; leave {seeds} out", "seeds")
     if fit and budget is None:
         raise request.error("{fit} needs a limit; give {gpu}, such as t4, or {budget}, such as 16GiB", "gpu")
     with starting_runs(wanted) as start:
         once = partial(dry_run, start=start, timeout_seconds=dry.timeout, is_contained=dry.sandbox)
         if fit and budget is not None:
             return request.answer(fitted(wanted, fit, lambda one: once(one)[0], budget))
-        report, snapshot = once(wanted)
-        return request.answer(report, snapshot=snapshot)
+        report, snapshot = once(replace(wanted, seed=0 if dry.seeds > 1 else None))
+        others = (once(replace(wanted, seed=seed, wants_snapshot=False))[0] for seed in range(1, dry.seeds))
+        histories = report.histories + tuple(history for other in others for history in other.histories)
+        return request.answer(replace(report, histories=histories), snapshot=snapshot)

@@ -54,8 +54,9 @@ def _check_svg(path: Path | None, what: str) -> None:
 
 def _lengths(call: CommandLine, excluded: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
     """Show and return the report on --lengths, None without any; raises SelectionError for options without effect."""
-    fields = {"field": call.lengths_field, "tokenizer": call.tokenizer, "tokens_per_batch": call.tokens_per_batch}
-    options = ("--lengths-field", "--tokenizer", "--tokens-per-batch")
+    fields = {"field": call.lengths_field, "tokenizer": call.tokenizer, "tokens_per_batch": call.tokens_per_batch,
+              "seeds": call.seeds}  # fmt: skip
+    options = ("--lengths-field", "--tokenizer", "--tokens-per-batch", "--seeds")
     named = dict(zip(options, fields.values(), strict=True)) if call.lengths is None else excluded
     if name := next((name for name, value in named.items() if value), ""):
         preposition = "without" if call.lengths is None else "with"

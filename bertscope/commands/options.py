@@ -115,6 +115,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                           metavar="NAME"),
     "tokenizer": _row("A folder with a tokenizer.json, for texts in --lengths.", "", section="sizes", metavar="PATH"),
     "tokens_per_batch": _row("The number of tokens in a packed batch.", 0, int, section="sizes", metavar="N"),
+    "seeds": _row("Show what torch reserves in 20 steps of random batches of --lengths on a GPU, over N seeds.", 0, int,
+                  section="sizes", metavar="N"),
     # the output
     "fmt": _format(_FORMAT, _TABLES, "table"),
     "output": _output("--format table (.txt), json, csv and markdown (.md)"),

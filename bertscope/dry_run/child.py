@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import resource
 import runpy
 import sys
@@ -21,11 +22,11 @@ from unittest.mock import patch
 from bertscope.dry_run import sandbox
 from bertscope.dry_run.device import FakeGpu, lacks_kernel
 from bertscope.dry_run.limits import Limits, Stop
-from bertscope.dry_run.recording import Recording, short_line
+from bertscope.dry_run.recording import Recording, log_requests, short_line
 from bertscope.dry_run.script import ScriptRun, as_asked
 from bertscope.dry_run.stubs import remark_on_modules, stubbed
 from bertscope.errors import BertscopeError, WorkerError, name_of, one_line, told
-from bertscope.memory.caching_allocator import snapshot
+from bertscope.memory.caching_allocator import history, snapshot
 from bertscope.memory.summary import memory
 from bertscope.processes.child import ERROR, error_message, sender
 from bertscope.reports.json import typed
@@ -147,6 +148,10 @@ class Installed:
             start = next(births, 0)
         recording = Recording(log, self.device.kind, start, script_run.folder, self.rows)
         report = replace(report, phases=recording.phases(context))
+        if script_run.seed is not None:
+            steps = log_requests(log, self.device.laid)
+            one = history(steps, expandable_segments=script_run.expandable_segments)
+            report = replace(report, histories=(one,))
         top = max(range(start, len(log.events)), key=recording.live.__getitem__)
         position = log.events[top].position
         trace = recording.trace(position.step) if position.phase != SETUP else None
@@ -242,6 +247,11 @@ def installed(script_run: ScriptRun, kind: type[FakeGpu] = FakeGpu) -> Iterator[
             here.rows.update(row_paths(model))
             remark_on_modules(device, model)
 
+        if script_run.seed:  # what a script seeds with its own number gets another one
+            for module, name in ((torch, "manual_seed"), (random, "seed")):
+                seed = getattr(module, name)
+                seed(script_run.seed)
+                put(module, **{name: partial(_seeded, seed, script_run.seed)})
         put(threading.Thread, start=start)
         device.on_unknown = lambda what: here.assumed.setdefault(
             f"{short_line(recorder.line(), script_run.folder)} ({what})"
@@ -251,6 +261,10 @@ def installed(script_run: ScriptRun, kind: type[FakeGpu] = FakeGpu) -> Iterator[
         limits.limit(put)
         stack.enter_context(recorder.watching())
         yield here
+
+
+def _seeded(seed: Callable[[Any], Any], more: int, number: Any = None, *args: Any) -> Any:
+    return seed(number + more if isinstance(number, int) else number, *args)
 
 
 def _run_file(script_run: ScriptRun) -> None:

@@ -66,6 +66,7 @@ class FakeGpu(Device):
         self.results = OperatorResults()
         self.allocator = Allocator(limit_bytes, expandable_segments=expandable)
         self.workspaces: dict[int, int] = {}  # bytes of cuBLAS's by its thread, of cuBLASLt's at 0
+        self.laid: list[tuple[int, int]] = []  # the event before which each was allocated, and its bytes
         self.stale: dict[int, torch.Tensor] = {}  # values that an operator has overwritten with unknown ones
         self.remarks: dict[str, None] = {}  # on what the numbers leave out
         self.on_unknown: Callable[[str], None] = lambda what: (
@@ -294,6 +295,7 @@ class FakeGpu(Device):
             if library not in self.workspaces:
                 self.malloc(size)
                 self.workspaces[library] = size
+                self.laid.append((len(self.recorder.log.events), size))
         if operator is _aten.index.Tensor and any(map(self._is_mask, args[1])):
             masks = (self.value(index) for index in args[1] if self._is_mask(index))
             return sum(8 * int(known.sum()) * known.dim() for known in masks if known is not None)

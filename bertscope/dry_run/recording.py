@@ -2,12 +2,13 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import accumulate
 from types import MappingProxyType
 
 from bertscope.dry_run.limits import Evaluated, Limits
+from bertscope.memory.caching_allocator import Requests
 from bertscope.memory.fake_run import block_of, events_of
 from bertscope.memory.trace import GRANULE_BYTES, Block, MemoryTrace, rounded
 from bertscope.reports.memory import FORWARD, OPTIMIZER
@@ -176,6 +177,24 @@ class Recording:
             live += change
             peak = max(peak, live)
         return RunEvaluation(batches=one.total, ran=one.ran, added_bytes=added, highest_bytes=peak + added * more)
+
+
+def log_requests(log: RunLog, laid: Iterable[tuple[int, int]] = ()) -> list[Requests]:
+    """Return the requests of the steps of a run to the allocator; each workspace is laid down before an event."""
+    sizes, waiting = [block.size_bytes for block in log.blocks], list(laid)
+    begun: list[int] = []
+    by_step: dict[int, list[int]] = defaultdict(list)
+    for index, event in enumerate(log.events):
+        is_before = event.position.phase == SETUP and not event.position.step
+        numbers = begun if is_before else by_step[event.position.step]
+        while waiting and waiting[0][0] <= index:
+            numbers.append(len(sizes))
+            sizes.append(waiting.pop(0)[1])
+        numbers.append(event.block)
+    streams, (first, *steps) = [""] * len(sizes), list(by_step.values()) or [[]]
+    runs = [Requests(sizes, streams, begun, first, [], {})]
+    runs += [Requests(sizes, streams, [], [], step, {}) for step in steps]
+    return [run.of_sizes(sizes) for run in runs]
 
 
 def short_line(line: str, folder: str) -> str:

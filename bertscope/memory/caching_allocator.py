@@ -30,6 +30,7 @@ from bertscope.frozen import Record
 from bertscope.memory.kernel_rules import MATRICES
 from bertscope.memory.trace import Layout, MemoryEvent, MemoryTrace, Where
 from bertscope.reports.memory import BACKWARD, EVALUATING, OPTIMIZER
+from bertscope.reports.step import RunHistory
 
 _MIB = 2**20
 _STEP, _SMALL = 512, _MIB
@@ -91,6 +92,7 @@ class Allocator:
         self.limit_bytes, self.expandable_segments = limit_bytes, expandable_segments
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.allocated_bytes = self.peak_allocated_bytes = 0  # sums of whole blocks, as torch.cuda.memory_allocated
+        self.grown_step = 0  # the last one in which the reserved bytes grew beyond all before
         self.missing_bytes = 0  # above the limit, at the first request that exceeded it; 0 if none did
         self.lowest_address = 0  # of all ranges that cudaMalloc handed out
         self.room: list[tuple[int, int]] = []  # the addresses left in these ranges, and their number
@@ -291,31 +293,54 @@ def replayed(
     """
     allocator = Allocator(limit_bytes, expandable_segments=expandable_segments)
     if history == AFTER_ANOTHER:
-        for block in list(_take_steps(allocator, run, steps).values()):
+        for block in list(_take_steps(allocator, [run] * steps).values()):
             allocator.free(block)
     checkpoint = [allocator.malloc(run.sizes[number]) for number in run.start] if history == LOADED else []
-    _take_steps(allocator, run, steps, checkpoint)
+    _take_steps(allocator, [run] * steps, checkpoint)
     return allocator
 
 
+def history(runs: Sequence[Requests], *, expandable_segments: bool = False) -> RunHistory:
+    """Return what torch reserves in steps of different sizes, and what emptying the cache would save.
+
+    At a limit the allocator frees cached segments itself.
+    """
+    allocator, emptied = (Allocator(expandable_segments=expandable_segments) for _ in range(2))
+    _take_steps(allocator, runs)
+    _take_steps(emptied, runs, empties=True)
+    capped = Allocator(emptied.peak_reserved_bytes, expandable_segments=expandable_segments)
+    _take_steps(capped, runs)
+    return RunHistory(reserved_bytes=allocator.peak_reserved_bytes, grown_step=allocator.grown_step,
+                      emptied_bytes=emptied.peak_reserved_bytes, runs_in_emptied=not capped.missing_bytes)  # fmt: skip
+
+
 def _take_steps(
-    allocator: Allocator, run: Requests, steps: int, checkpoint: Sequence[SegmentBlock] = ()
+    allocator: Allocator, runs: Sequence[Requests], checkpoint: Sequence[SegmentBlock] = (), *, empties: bool = False
 ) -> dict[int, SegmentBlock]:
-    """Take the steps, the first of them after the checkpoint is freed; return the blocks in use at the end."""
-    sizes, streams, malloc, free = run.sizes, run.streams, allocator.malloc, allocator.free
+    """Take the steps, the first of them after the checkpoint is freed; return the blocks in use at the end.
+
+    With `empties` the script calls torch.cuda.empty_cache() after each step.
+    """
+    malloc, free = allocator.malloc, allocator.free
     used: dict[int, SegmentBlock] = {}
-    for part in (run.start, run.first, *[run.step] * (steps - 1)):
-        if part is run.step:
+    parts = [(runs[0], runs[0].start), (runs[0], runs[0].first), *((run, run.step) for run in runs[1:])]
+    for step, (run, part) in enumerate(parts):
+        sizes, streams, before = run.sizes, run.streams, allocator.peak_reserved_bytes
+        if step > 1:
             allocator.peak_allocated_bytes = allocator.allocated_bytes
-            used |= {before: used.pop(number) for number, before in run.renamed.items()}
+            used |= {previous: used.pop(number) for number, previous in run.renamed.items()}
         for number in part:
             if number >= 0:
                 used[number] = malloc(sizes[number], streams[number])
             else:
                 free(used.pop(~number))
-        if part is run.start:
+        if not step:
             for block in checkpoint:
                 free(block)
+        if empties:
+            allocator.release_free_memory()
+        if allocator.peak_reserved_bytes > before:
+            allocator.grown_step = step
         if allocator.missing_bytes:
             break
     return used

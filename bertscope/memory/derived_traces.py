@@ -290,7 +290,7 @@ def with_evaluation(trace: MemoryTrace, batch: MemoryTrace, run_config: RunConfi
 
     The model and the optimizer state exist already.
     """
-    kinds = [Kind(kind.block_at(batch.more), size) for kind, size in zip(batch.kinds, batch.kind_bytes, strict=True)]
+    kinds = list(batch.fixed().kinds)
     made = [number for number in batch.held if kinds[number].block.part == "inputs"]
     before = [number for number in batch.held if kinds[number].block.variable.startswith(PREVIOUS)]
     left = [number for number in batch.changes if number >= 0 and kinds[number].block.variable]

@@ -1,7 +1,7 @@
 """The steps of an epoch for sequences of real lengths: their shapes, memory and FLOPs for each way to make batches.
 
-A step of few lengths runs on fake tensors. Between two of them a peak is taken from the straight line, which is not
-below it: a peak grows with the length at most as a matrix of length x length does. FLOPs are taken from the parabola
+Steps of few lengths run on fake tensors. Between them each tensor grows evenly, or with both sides of a matrix of
+length x length; where that does not hold, the next length that ran counts. FLOPs are taken from the parabola
 through the three nearest lengths, exact for attention over all tokens of a sequence. A batch without padding needs the
 memory of as many tokens in sequences of equal length if attention saves no scores, so that a token needs no more in a
 longer sequence.
@@ -19,14 +19,19 @@ from itertools import accumulate
 from math import exp, lgamma, prod
 
 from bertscope.errors import SelectionError, name_of
+from bertscope.memory.caching_allocator import history, requests
 from bertscope.memory.fit import fit_row
 from bertscope.memory.simulator import Simulator
+from bertscope.memory.trace import MemoryTrace
+from bertscope.progress import progress
 from bertscope.reports.memory import LengthBatch, LengthsRow
-from bertscope.reports.step import StepTime
+from bertscope.reports.step import RunHistory, StepTime
 from bertscope.settings.run_config import RunConfig
 
 _MOST_TRACED = 5  # each takes about 0.5 s
 _MULTIPLE = 8
+_HISTORY = 20  # steps
+_ROUNDED = 64  # tokens, of memory-efficient attention
 _MEGABATCHES = 50  # batches that group_by_length sorts together: get_length_grouped_indices of transformers
 _ANY = 2**62  # a limit under which every batch fits
 _LARGE = 1024  # a batch in which activations decide the peak
@@ -57,6 +62,11 @@ class Batching:
     shapes: Mapping[StepShape, float]
     size: int
     worst: StepShape | None = None  # None: the one with the highest peak
+
+    @property
+    def is_padded(self) -> bool:
+        """Return True if the sequences of a batch are padded to one length."""
+        return self.name not in ("unpadded", "packed")
 
 
 class Data:
@@ -167,6 +177,9 @@ class LengthSteps:
         self.simulator = simulator.limited(run, _ANY) if self.without_limit else simulator
         self.data = data
         self.traced = traced_lengths(list(data.counts))
+        # The lengths from which others are scaled: multiples of what a kernel of attention rounds up to.
+        long = data.longest // _ROUNDED * _ROUNDED
+        self.ends = (long // 2 // _ROUNDED * _ROUNDED, long) if long > _ROUNDED else (self.traced[0], self.traced[-1])
         padding = run.padding or 1 - data.tokens / (data.total * data.longest)
         # A mask hides padding next to token ids, which a BERT takes.
         inputs = {"input_ids": None} if simulator.source.bert_config is not None else simulator.traces.inputs(run)
@@ -175,13 +188,35 @@ class LengthSteps:
 
         @cache
         def peak_bytes(run: RunConfig, batch: int, seq: int) -> int:
-            return self.simulator.trace(replace(run, batch=batch, seq=seq)).peak_bytes
+            return self.trace(run, batch, seq).peak_bytes
 
         @cache
         def sequence_flops(seq: int) -> float:
             return self.simulator.flops(replace(run, batch=1, seq=seq)) / run.accumulate
 
-        self._bytes, self._flops = peak_bytes, sequence_flops
+        self._bytes, self._flops, self._between = peak_bytes, sequence_flops, cache(self._with_slopes)
+
+    def _with_slopes(self, run: RunConfig, batch: int) -> MemoryTrace | None:
+        short, long = (self.simulator.trace(replace(run, batch=batch, seq=seq)).fixed() for seq in self.ends)
+        return short.with_slopes(long, max(self.ends[1] - self.ends[0], 1), 0)
+
+    def trace(self, run: RunConfig, batch: int, seq: int) -> MemoryTrace:
+        """Return the trace of a step at any length; where its sizes do not grow evenly, at the next one that ran."""
+        if (between := self._between(run, batch)) is not None:
+            return between.with_more(seq - self.ends[0])
+        seq = self.traced[bisect_left(self.traced, seq)]
+        return self.simulator.trace(replace(run, batch=batch, seq=seq))
+
+    def histories(self, batching: Batching, seeds: int, steps: int = _HISTORY) -> Iterator[RunHistory]:
+        """Yield what torch reserves in as many steps with random batches of an epoch, for each seed."""
+        run = self.padded if batching.is_padded else self.unpadded
+        laid, *_ = self.simulator.placements(run) or ((),)  # none on a CPU, which has no seeds either
+        shapes = list(batching.shapes)
+        requests_of = cache(lambda shape: requests(self.trace(run, *shape), laid))
+        for seed in range(seeds):
+            progress(f"seed {seed + 1} of {seeds}")
+            drawn = random.Random(seed).choices(shapes, list(batching.shapes.values()), k=steps)  # noqa: S311
+            yield history(list(map(requests_of, drawn)), expandable_segments=run.expandable_segments)
 
     @cached_property
     def is_fused(self) -> bool:
@@ -195,13 +230,7 @@ class LengthSteps:
 
     def peak(self, shape: StepShape) -> float:
         """Return the peak of a step with padding, in tensors."""
-        batch, seq = max(shape[0], 2), shape[1]  # the step of one sequence would run at each length
-        index = bisect_left(self.traced, seq)
-        low, high = self.traced[max(index - 1, 0)], self.traced[index]
-        if high in (seq, low):
-            return self._bytes(self.padded, batch, high)
-        first, second = self._bytes(self.padded, batch, low), self._bytes(self.padded, batch, high)
-        return first + (second - first) * (seq - low) / (high - low)
+        return self._bytes(self.padded, *shape)
 
     def flops(self, seq: int) -> float:
         """Return the FLOPs of one sequence."""
@@ -211,9 +240,9 @@ class LengthSteps:
             for length in near
         )
 
-    def row(self, batching: Batching) -> LengthsRow:
+    def row(self, batching: Batching, seeds: int = 0) -> LengthsRow:
         """Return what an epoch of these batches needs."""
-        is_padded, by_tokens = batching.name not in ("unpadded", "packed"), batching.name in ("packed", "tokens")
+        is_padded, by_tokens = batching.is_padded, batching.name in ("packed", "tokens")
         run, (batch, seq) = self.unpadded, batching.worst or max(batching.shapes, key=self.peak)
         counted: list[tuple[float, int]] = [(count, length) for length, count in self.data.counts.items()]
         if is_padded:
@@ -232,6 +261,7 @@ class LengthSteps:
             worst_seq=seq,
             cost=self.simulator.cost(worst, **self.without_limit),
             epoch_flops=round(sum(count * self.flops(length) for count, length in counted)),
+            histories=tuple(self.histories(batching, seeds)),
         )
         return replace(row, cost=replace(row.cost, time=self._time(row)))
 

@@ -113,26 +113,28 @@ class Kind(NamedTuple):
         shape = tuple(number + more * slope for number, slope in zip(self.block.shape, self.dims, strict=True))
         return self.block._replace(shape=shape)
 
-    def with_slopes(self, large: Kind) -> Kind:
-        """Return the kind with slopes, from the same one at LARGE_BATCH; raises ValueError if it does not grow so."""
+    def with_slopes(self, large: Kind, span: int, least: int) -> Kind:
+        """Return the kind with slopes, from the same one in a larger run; raises ValueError if it does not grow so."""
         block, other = self.block, large.block
         dims: tuple[int, ...] = ()
         if block != other:
             if block != other._replace(shape=block.shape) or len(block.shape) != len(other.shape):
                 raise ValueError(f"{block} is not {other}")
-            dims = tuple(map(_slope, block.shape, other.shape))
+            dims = tuple(_slope(*pair, span, least) for pair in zip(block.shape, other.shape, strict=True))
         grown = Kind(block, self.size_bytes, 0, dims if any(dims) else ())
         if grown.is_line:
-            return grown._replace(slope=_slope(self.size_bytes, large.size_bytes))
+            # A kernel's scratch may grow in blocks of tokens: less than a byte for each is left out.
+            rest = 0 if block.shape or least else (large.size_bytes - self.size_bytes) % span
+            return grown._replace(slope=_slope(self.size_bytes, large.size_bytes - rest, span, least))
         if block.dtype not in RULES and self.size_bytes * prod(other.shape) != large.size_bytes * prod(block.shape):
             raise ValueError(f"{block} does not grow with its dimensions")
         return grown
 
 
-def _slope(one: int, large: int) -> int:
-    """Return what a sequence adds; raises ValueError if the numbers at both batches are on no line."""
-    slope, rest = divmod(large - one, LARGE_BATCH - SMALLEST)
-    if rest or one < slope * SMALLEST or slope < 0:
+def _slope(one: int, large: int, span: int, least: int) -> int:
+    """Return what one of `span` more adds; raises ValueError if they are on no line, or below 0 at `least` fewer."""
+    slope, rest = divmod(large - one, span)
+    if rest or one < slope * least or slope < 0:
         raise ValueError(f"{one} and {large} are on no line")
     return slope
 
@@ -179,9 +181,18 @@ class MemoryTrace:
 
     def scaled(self, batch: int) -> MemoryTrace:
         """Return the trace at another batch than SMALLEST, which was recorded, from slopes."""
-        trace = replace(self, more=batch - SMALLEST)
+        return self.with_more(batch - SMALLEST)
+
+    def with_more(self, more: int) -> MemoryTrace:
+        """Return the trace with more sequences, or tokens of each, than were recorded."""
+        trace = replace(self, more=more)
         vars(trace)["layout"] = self.layout
         return trace
+
+    def fixed(self) -> MemoryTrace:
+        """Return the trace at this batch only, from which nothing is scaled."""
+        kinds = [Kind(kind.block_at(self.more), size) for kind, size in zip(self.kinds, self.kind_bytes, strict=True)]
+        return replace(self, kinds=kinds, calls=[(call, 0) for call in self.collectives], more=0)
 
     @cached_property
     def layout(self) -> Layout:
@@ -352,27 +363,32 @@ class MemoryTrace:
 
     # ---- at another batch ----
 
-    def with_slopes(self, large: MemoryTrace) -> MemoryTrace | None:
-        """Return the trace with slopes, from the one at LARGE_BATCH; None if events differ or a size grows unevenly.
+    def with_slopes(
+        self, large: MemoryTrace, span: int = LARGE_BATCH - SMALLEST, least: int = SMALLEST
+    ) -> MemoryTrace | None:
+        """Return the trace with slopes, from a larger run; None if events differ or a size grows unevenly.
 
+        By default that is the run at LARGE_BATCH; with another `span` it may have longer sequences.
         Consecutive frees have no order: if it differs, they are compared in the order of their allocations.
         """
         if len(self.held) != len(large.held) or len(self.changes) != len(large.changes):
             return None
         everything = range(len(self.changes))
         with suppress(ValueError):
-            return self._with_slopes(large, everything, everything)
+            return self._with_slopes(large, everything, everything, span, least)
         with suppress(ValueError):
-            return self._with_slopes(large, self._by_allocation(), large._by_allocation())
+            return self._with_slopes(large, self._by_allocation(), large._by_allocation(), span, least)
         return None
 
-    def _with_slopes(self, large: MemoryTrace, events: Iterable[int], large_events: Iterable[int]) -> MemoryTrace:
+    def _with_slopes(
+        self, large: MemoryTrace, events: Iterable[int], large_events: Iterable[int], span: int, least: int
+    ) -> MemoryTrace:
         kinds: dict[tuple[int, int], int] = {}
         rows: list[Kind] = []
 
         def number(one: int, other: int) -> int:
             if (one, other) not in kinds:
-                rows.append(self.kinds[one].with_slopes(large.kinds[other]))
+                rows.append(self.kinds[one].with_slopes(large.kinds[other], span, least))
                 kinds[one, other] = len(kinds)
             return kinds[one, other]
 
@@ -388,7 +404,7 @@ class MemoryTrace:
         for one_call, large_call in zip(sorted(self.collectives), sorted(large.collectives), strict=True):
             if one_call != large_call._replace(full_bytes=one_call.full_bytes):
                 raise ValueError(f"{one_call} is not {large_call}")
-            calls[one_call] = _slope(one_call.full_bytes, large_call.full_bytes)
+            calls[one_call] = _slope(one_call.full_bytes, large_call.full_bytes, span, least)
         pairs = [(call, calls[call]) for call in self.collectives]
         return replace(self, kinds=rows, held=held, changes=changes, calls=pairs, traced_layers=large.traced_layers)
 

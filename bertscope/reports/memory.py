@@ -12,7 +12,7 @@ from bertscope.errors import SourceError
 from bertscope.frozen import Record
 from bertscope.gpus import Gpu
 from bertscope.reports.base import SCHEMA, Note, Row, Subject, TableReport, as_data
-from bertscope.reports.step import NO, UNCERTAIN, YES, CostRow, Parts, PhasePeak, StepCost
+from bertscope.reports.step import NO, UNCERTAIN, YES, CostRow, Parts, PhasePeak, RunHistory, StepCost
 from bertscope.settings.run_config import RunConfig
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = "forward", "backward", "recompute", "optimizer"  # the phases of a step
@@ -345,6 +345,7 @@ class LengthsRow(CostRow):
     worst_batch: int
     worst_seq: int
     epoch_flops: int
+    histories: tuple[RunHistory, ...] = ()  # of random batches, one for each seed
 
 
 class LengthBatch(CostRow):
@@ -366,7 +367,7 @@ class LengthsReport(StepReport[LengthsRow], kind="lengths"):
     shortest: int
     longest: int
     mean: float
-    traced: tuple[int, ...]  # the lengths whose steps ran; between them a peak is on the straight line
+    traced: tuple[int, ...]  # the lengths whose steps ran
     rows: tuple[LengthsRow, ...]
     table: tuple[LengthBatch, ...] = ()  # of a search for the largest batches
     budget_bytes: int | None = None

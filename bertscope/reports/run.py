@@ -6,7 +6,7 @@ from bertscope.frozen import Record
 from bertscope.gpus import Gpu
 from bertscope.reports.base import TableReport
 from bertscope.reports.memory import Memory
-from bertscope.reports.step import CostRow, StepCost
+from bertscope.reports.step import CostRow, RunHistory, StepCost
 
 UNRECORDED = "the processes that it starts are not recorded"
 NOTHING_RAN = f"no model and no optimizer step ran on the GPU in this process; {UNRECORDED}"
@@ -72,6 +72,7 @@ class RunReport(TableReport[RunPhase], kind="run", rows_in="phases"):
     failure: str = ""
     assumed: tuple[str, ...] = ()  # lines that asked for a value that is not known, and the operator
     remarks: tuple[str, ...] = ()
+    histories: tuple[RunHistory, ...] = ()  # with several seeds, of each
 
     @property
     def peak(self) -> RunPhase | None:

@@ -5,6 +5,7 @@ Every row of a report that is about a step has one StepCost. No other record has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 from math import ceil
 
@@ -166,6 +167,24 @@ class StepCost(Record):
 def usable(limit_bytes: int, margin: float) -> int:
     """Return the bytes of a limit without the share of it that stays free."""
     return limit_bytes - ceil(limit_bytes * margin)
+
+
+class RunHistory(Record):
+    """The most that torch reserves in steps of different sizes, of one random order.
+
+    `emptied_bytes` is the same with torch.cuda.empty_cache() after each step.
+    """
+
+    reserved_bytes: int
+    grown_step: int  # the last in which it grew, from 1 on
+    emptied_bytes: int
+    runs_in_emptied: bool  # under a limit of so many bytes, where the allocator frees cached segments itself
+
+    @staticmethod
+    def reserved_of(histories: Sequence[RunHistory], share: float) -> int | None:
+        """Return what this share of the runs reserves at most; None without any."""
+        most = sorted(history.reserved_bytes for history in histories)
+        return most[max(ceil(share * len(most)) - 1, 0)] if most else None
 
 
 class CostRow(Record):

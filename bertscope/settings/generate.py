@@ -34,7 +34,7 @@ OPTIONS = {name: option_name(name) for name in (*_ALL, *rows(*RAN), "batch_total
 # What the messages of a command line call the settings, and other keywords of Python.
 _OTHERS = ("architecture", "attention", "lora", "download", "tokenizer", "tokens_per_batch",
            "implementation", "nn_module", "config", "direction", "depth", "cache", "head_mask", "may_change", "rows",
-           "strip_prefix", "exact", "address", "engine", "workers")  # fmt: skip
+           "strip_prefix", "seeds", "exact", "address", "engine", "workers")  # fmt: skip
 FORMS = OPTIONS | {name: option_name(name) for name in _OTHERS} | {
     "field": "--lengths-field", "add_pooling_layer": "--pooler", "around": "--class",
     "fit": "--fit", "given": "--batch, --seq, --cache, --mask or --head-mask", "dropout=False": "--no-dropout",

@@ -122,5 +122,6 @@ class MeasurementSettings(RunSettings, total=False):
 class DryRunSettings(MeasurementSettings, total=False):
     """Settings of a run."""
 
+    seeds: int
     network: bool
     sandbox: bool

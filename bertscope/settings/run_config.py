@@ -431,6 +431,10 @@ class DryRun(Settings):
         3, "The optimizer steps to run. If the script evaluates, one evaluation follows.", low=1, below=1001,
         section="common", metavar="N",
     )
+    seeds: int = row(
+        1, "Run the script with N seeds, to show what torch reserves over them.", low=1, below=1001, section="common",
+        metavar="N",
+    )
     network: bool = row(False, "Let the script use the network.", section="common")
     sandbox: bool = row(
         True,

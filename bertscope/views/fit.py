@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import named, one_line
 from bertscope.gpus import COMMON, GPUS, sdpa_kernel
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow
-from bertscope.reports.step import NO, UNCERTAIN, YES, usable
+from bertscope.reports.step import NO, UNCERTAIN, YES, RunHistory, usable
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.generate import row_words
 from bertscope.settings.parallelism import SINGLE
@@ -306,6 +307,11 @@ def _size(row: LengthsRow) -> str:
     return count_text(row.batch) if row.batch else f"{count_text(row.tokens_per_batch)} tokens"
 
 
+def _reserved(share: float, row: LengthsRow) -> str:
+    reserved = RunHistory.reserved_of(row.histories, share)
+    return "" if reserved is None else bytes_text(reserved)
+
+
 def best(report: LengthsReport) -> LengthsRow:
     """Return the row that every model can run, with padding, whose worst step fits with the fewest FLOPs."""
     padded = [row for row in report.rows if row.name not in ("unpadded", "packed")]
@@ -355,10 +361,13 @@ def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]
         "the longest sequences. unpadded and packed: as many tokens in equal sequences. grouped and packed: one random "
         "order."
     )
+    for row in report.rows:
+        if row.histories:
+            yield f"{_batching(row.name)}: {step.histories_text(row.histories)}."
     yield Heading("How the numbers were obtained")
     yield (
-        f"Simulated at lengths {', '.join(map(str, report.traced))}; between two of them a peak is on the "
-        "straight line, which is not below it. On a GPU steps of changing sizes may fragment more."
+        f"Simulated at lengths {', '.join(map(str, report.traced))}; between them sizes grow evenly (checked), or the "
+        f"next one counts. On a GPU steps of changing sizes may fragment more, which {named('seeds')} simulates."
     )
     if (report.rows or report.table)[0].cost.limit_bytes is not None:
         yield step.margin_note((report.rows or report.table)[0].cost)
@@ -376,6 +385,8 @@ def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
         Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
                right=True, detail=True),
         *step.cost_columns(peak="worst peak"),
+        *(Column(f"reserved, {name}", partial(_reserved, share), right=True, detail=share < 1.0)
+          for name, share in (("p50", 0.5), ("p95", 0.95), ("most", 1.0))),
         number("epoch FLOPs", "epoch_flops", flops_text),
     ]  # fmt: skip
     lengths = Column("lengths", lambda row: f"{row.low}-{row.high}")

@@ -107,6 +107,8 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
             f"The evaluation has {count_text(more.batches)} batches, of which {more.ran} ran; each adds "
             f"{bytes_text(more.added_bytes)}, so its peak is {bytes_text(more.highest_bytes)}."
         )
+    if report.histories:
+        yield f"{report.updates} steps: {step.histories_text(report.histories)}."
     if report.refused_bytes and not report.failure:
         yield f"{count_text(len(report.refused_bytes))} requests ran out of memory, and the script went on."
     if report.assumed:

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import named, one_line
 from bertscope.reports.memory import EVALUATING, Variant
-from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, StepCost, TimeRange
+from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, RunHistory, StepCost, TimeRange
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
@@ -69,6 +70,18 @@ def _pair(first: str, word: str, last: str) -> str:
 def lacking(cost: StepCost) -> str:
     """Return `needs 1.20 GiB more`, for a step that does not fit: the least that it needs."""
     return f"needs {bytes_text((cost.shortfall or ByteRange()).low_bytes)} more"
+
+
+def histories_text(histories: Sequence[RunHistory]) -> str:
+    """Return what torch reserves over the seeds of a run, and what emptying its cache would change."""
+    highest, emptied = (max(histories, key=attrgetter(name)) for name in ("reserved_bytes", "emptied_bytes"))
+    median, most = (bytes_text(RunHistory.reserved_of(histories, share) or 0) for share in (0.5, 0.95))
+    return (
+        f"over {len(histories)} seeds torch reserves {median} (p50), {most} (p95) and at most "
+        f"{bytes_text(highest.reserved_bytes)}, which last grew in step {highest.grown_step}. With empty_cache() after "
+        f"each step it is at most {bytes_text(emptied.emptied_bytes)}; a limit of its size is enough for "
+        f"{sum(history.runs_in_emptied for history in histories)} of the seeds"
+    )
 
 
 def in_evaluation(cost: StepCost) -> str:

@@ -563,3 +563,26 @@ def test_a_script_holds_what_it_held_on_an_h200_to_the_byte(name):
     assert report.cost.reserved_bytes == run["reserved_bytes"]
     highest = max(peak for peak, _ in run["steps"])
     assert report.cost.max_allocated_bytes == pytest.approx(highest, abs=1024)
+
+
+SHUFFLED = f"""{STEP}
+import random
+from itertools import count
+random.seed(7)
+for _ in count():
+    step(random.choice([4, 4096, 16384]))
+"""
+
+
+def test_with_several_seeds_a_script_draws_other_batches_and_each_is_replayed(script):
+    report = bertscope.run(script(SHUFFLED), steps=6, seeds=4)
+    assert report.histories[0].reserved_bytes == report.cost.reserved_bytes
+    assert len(report.histories) == 4
+    assert len({history.grown_step for history in report.histories}) > 1
+    assert all(history.emptied_bytes <= history.reserved_bytes for history in report.histories)
+    assert bertscope.run(script(SHUFFLED), steps=6).histories == ()
+
+
+def test_a_search_has_one_seed(script):
+    with pytest.raises(SelectionError, match="one seed"):
+        bertscope.run(script(SHUFFLED), gpu="t4", fit="n=1..2", seeds=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 import bertscope
 from bertscope.errors import BertscopeError, SourceError
+from bertscope.memory.caching_allocator import Requests, history
 from bertscope.memory.lengths import Data, LengthSteps
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
@@ -309,3 +311,44 @@ def test_of_the_inputs_of_a_module_the_first_size_is_the_batch_and_the_second_th
     assert report["fixed"].peak_bytes == worst.peak.peak_bytes
     with pytest.raises(bertscope.BertscopeError, match="no tensor whose second size is the length"):
         bertscope.lengths(module, [4, 8], input_size=(8,))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_trace_of_any_length_is_that_of_a_step_of_the_length(attention: str, device: str) -> None:
+    source, run = small(attention=attention, **WIDE), RunConfig(batch=3, device=device, optimizer="sgd")
+    simulator = Simulator(source)
+    steps = LengthSteps(simulator, run, Data(dict.fromkeys(range(8, 300), 1)))
+    for seq in (8, 37, 64, 150, 287, 299):
+        scaled, direct = steps.trace(run, 3, seq), simulator.trace(replace(run, seq=seq))
+        assert scaled.peak_bytes == pytest.approx(direct.peak_bytes, rel=0.001)
+        assert len(scaled.changes) == len(direct.changes)
+    if device == "cuda":  # fused attention's scratch on a CPU has a limit
+        assert steps.trace(run, 3, 192).sizes == simulator.trace(replace(run, seq=192)).sizes
+    assert steps._between(run, 3) is not None
+
+
+def requests_of(*sizes: int) -> Requests:
+    """A step that takes blocks of these sizes in MiB, one after another, and leaves nothing."""
+    step = [number for index in range(len(sizes)) for number in (index, ~index)]
+    return Requests([size * 2**20 for size in sizes], [""] * len(sizes), [], step, step, {})
+
+
+def test_a_longer_batch_makes_the_reserved_bytes_grow_and_emptying_the_cache_prevents_it() -> None:
+    short, long = requests_of(100), requests_of(120)
+    steady = history([short] * 4)
+    assert (steady.reserved_bytes, steady.grown_step, steady.emptied_bytes) == (100 * 2**20, 1, 100 * 2**20)
+    grown = history([short, short, long, short])
+    assert (grown.reserved_bytes, grown.grown_step) == (220 * 2**20, 3)  # the segment of 100 MiB stays
+    assert (grown.emptied_bytes, grown.runs_in_emptied) == (120 * 2**20, True)
+
+
+def test_over_seeds_random_batches_reserve_what_a_step_of_one_length_reserves_at_least() -> None:
+    report = bertscope.lengths("bert-tiny", LENGTHS * 4, batch=4, device="cuda", seeds=5, **OWN)
+    for row in report.rows:
+        assert len(row.histories) == 5
+        assert all(history.reserved_bytes >= history.emptied_bytes for history in row.histories)
+    fixed = report["fixed"]
+    assert {history.reserved_bytes for history in fixed.histories} == {fixed.cost.reserved_bytes}
+    with pytest.raises(BertscopeError, match="CUDA"):
+        bertscope.lengths("bert-tiny", LENGTHS, batch=4, seeds=5)
