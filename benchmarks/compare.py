@@ -91,6 +91,18 @@ _PHASE = r"(out\.data\.phases\.\d+)"  # of run
 _POINT = r"(.*data(?:\.\d+)?(?:\.rows\.\d+)?)"  # of a sweep, in its file or its report
 MOVED: list[Moved] = [
     Moved("", _STEP + r"\.kept_bytes", r"\1.cost.saved_bytes"),
+    Moved("", _STEP + r"\.kept\.(\d+)\.kept_bytes", r"\1.saved.\2.total_bytes"),
+    Moved("", _STEP + r"\.kept(\..*)?", r"\1.saved\2"),
+    Moved("^plan", r"(.*\.lists\.\d+)\.kept(.*)\.kept_bytes", r"\1.saved\2.output_bytes"),
+    Moved("^plan", r"(.*\.lists\.\d+)\.again(.*)\.kept_bytes", r"\1.recomputed_operators\2.output_bytes"),
+    Moved("^plan", r"(.*\.lists\.\d+)\.kept(.*)\.again", r"\1.saved\2.recomputed"),
+    Moved("^plan", r"(.*\.lists\.\d+)\.again(.*)\.again", r"\1.recomputed_operators\2.recomputed"),
+    Moved("^plan", r"(.*\.lists\.\d+)\.kept(.*)", r"\1.saved\2"),
+    Moved("^plan", r"(.*\.lists\.\d+)\.again(.*)", r"\1.recomputed_operators\2"),
+    Moved("^plan", r"(.*)\.moved_bytes_again", r"\1.recompute_moved_bytes"),
+    Moved("", r"(.*\.checkpointing)", r"\1", lambda text, _: str(text).replace("keep:", "save:")),
+    Moved("", r"(.*\.|)card(\..*)?", r"\1gpu\2"),
+    Moved("", r"(.*)\.card_threads", r"\1.gpu_threads"),
     Moved("", _STEP + r"\.other_loop_bytes", r"\1.cost.other_loop_bytes"),
     Moved("", r"(.*\.points\.\d+)\.peak_bytes", r"\1.own_bytes"),
     Moved("^run", r"(out\.data\.evaluation)\.peak_bytes", r"\1.highest_bytes"),

@@ -145,14 +145,25 @@ def _usage(error: Any) -> int:
     elif wrong := re.search(r"'(--?[^']*)'.*: '?(.*?)'? is not (?:in the range x>=([0-9]+)|a valid int)", message):
         low = f" of at least {wrong[3]}" if wrong[3] else ""
         message = f"{wrong[1]} takes a whole number{low}; got {wrong[2]}"
+    elif wrong := re.search(r"'(--?[^']*)' requires an argument", message):
+        texts = [row.help for row in (ctx.command.params if ctx else ()) if wrong[1] in row.opts]
+        message = f"{wrong[1]} lacks a value: {_in_a_sentence(texts[0] if texts else 'write it behind the option')}"
+    elif wrong := re.search(r"'(--?[^']*)' does not take a value", message):
+        message = f"{wrong[1]} takes no value; write {wrong[1]} alone"
     elif missing := [item for item in ctx.command.params if f"'{item.metavar}'" in message] if ctx else []:
-        text = missing[0].help.partition(". ")[0]
-        message = f"{missing[0].metavar} is missing; give {text[0].lower()}{text[1:].rstrip('.')}"
+        message = f"{missing[0].metavar} is missing; give {_in_a_sentence(missing[0].help)}"
     else:
         message = (
             f"{message}{'' if message.endswith('?') else ';'} see '{ctx.command_path if ctx else 'bertscope'} --help'"
         )
     return complain(message, error.exit_code)
+
+
+def _in_a_sentence(text: str) -> str:
+    """Return the first sentence of a help without a capital and a full stop, but `LoRA` as it is."""
+    first = text.partition(". ")[0].rstrip(".")
+    has_name = re.match(r"\w+[A-Z]", first)
+    return first if has_name else first[0].lower() + first[1:]
 
 
 def _no_option(option: str, ctx: Any) -> str:
@@ -162,6 +173,7 @@ def _no_option(option: str, ctx: Any) -> str:
     from bertscope.settings.request import new_name
 
     word, name = option.strip("-").replace("-", "_"), ctx.command_path.partition(" ")[2]
+    word = "model" if word in ("model_name", "model_name_or_path", "model_id") else word
     forms = {row.name: max(row.opts, key=len) for row in ctx.command.params}
     lacks = f"{name or 'bertscope'} has no option {option}"
     if new := new_name(word, forms, forms):
@@ -172,6 +184,8 @@ def _no_option(option: str, ctx: Any) -> str:
     new = new_name(word, OPTIONS, OPTIONS) or option
     if having := commands_with(new.split()[0]) if name else []:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
-    forms_of_all = (form for row in ctx.command.params for form in row.opts)
-    near = nearest(option.strip("-"), [form[2:] for form in forms_of_all if form.startswith("--")])
-    return f"{lacks}; {f'did you mean --{near}?' if near else f'{ctx.command_path} --help-all lists the options'}"
+    near = nearest(option, [item for row in ctx.command.params for item in row.opts if item.startswith("--")])
+    lists = (
+        f"{ctx.command_path} --help-all lists the options" if name else "write an option of a command after the command"
+    )
+    return f"{lacks}; {f'did you mean {near}?' if near else lists}"

@@ -1,4 +1,4 @@
-"""BertConfig: the configuration of a BERT, flat, frozen and validated once.
+"""BertConfig: a BERT's configuration, flat, frozen and validated once.
 
 Field names and defaults are as in Hugging Face's `config.json` (transformers 4.43.4). `lora` configures adapters.
 """
@@ -236,7 +236,7 @@ class BertConfig:
 
     @property
     def head_size(self) -> int:
-        """Return the width of one attention head."""
+        """Return one attention head's width."""
         return self.hidden_size // self.num_attention_heads
 
     def to_dict(self) -> dict[str, Any]:

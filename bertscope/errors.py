@@ -70,7 +70,7 @@ class Reason(str):
 
 
 def shown(text: str) -> str:
-    """Return a text of a report for its view, with the settings of a Reason as `named` names them."""
+    """Return a text of a report for its view, with a Reason's settings as `named` names them."""
     return one_line(_NAMED.sub(lambda match: named(match[1]), text.marked)) if isinstance(text, Reason) else text
 
 
@@ -150,7 +150,7 @@ class MissingExtraError(BertscopeError):
 def install_command(extra: str) -> str:
     """Return the command that adds an extra, or several with commas: of pipx, of uv for a tool, or of pip.
 
-    pipx and uv write a file into the environment of a tool; pipx adds packages by their names.
+    pipx and uv write a file into a tool's environment; pipx adds packages by their names.
     """
     if (Path(sys.prefix) / "pipx_metadata.json").is_file():
         names = [f"'{name}'" if "[" in name else name for name in _packages(extra)]
@@ -172,7 +172,7 @@ def _uv_requirement(receipt: str, extra: str) -> str:
 
 
 def _packages(extra: str) -> list[str]:
-    """Return the packages of extras, as pip names them, from the metadata of the installed bertscope."""
+    """Return the packages of extras, as pip names them, from the installed bertscope's metadata."""
     from importlib import metadata
 
     try:
@@ -236,12 +236,12 @@ def nearest(text: str, known: Iterable[str]) -> str:
 
 def suggestion(text: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x' or 'y'?` with the names nearest to `given`, or else the list of all names."""
-    names = sorted(known)
+    names = {name.lower(): name for name in sorted(known, reverse=True)}
     cutoff = 0.6 if len(text) > 2 else 0.5  # of two letters one may be wrong
-    near = difflib.get_close_matches(text[:100], names, n=3, cutoff=cutoff)
+    near = difflib.get_close_matches(text[:100].lower(), sorted(names), n=3, cutoff=cutoff)
     if near:
-        return f"did you mean {either_of(map(repr, near))}?"
-    return f"known: {', '.join(names)}"
+        return f"did you mean {either_of(repr(names[name]) for name in near)}?"
+    return f"known: {', '.join(sorted(names.values()))}"
 
 
 def either_of(names: Iterable[str]) -> str:

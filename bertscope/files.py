@@ -62,7 +62,7 @@ class Mapping(dict[str, Entry]):
         return {key: _plain(entry.value) for key, entry in self.items()}
 
     def lines(self) -> dict[str, int]:
-        """Return the line of each key."""
+        """Return each key's line."""
         return {key: entry.line for key, entry in self.items()}
 
     def refuse_unknown(self, known: Collection[str], name: str) -> None:

@@ -22,7 +22,7 @@ else:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 class Record:
-    """The base of frozen dataclasses: the annotations of a subclass are its fields, which are passed by name.
+    """The base of frozen dataclasses: a subclass's annotations are its fields, which are passed by name.
 
     With `class Point(Record, kw_only=False)` they may be passed by position too.
     """

@@ -114,7 +114,7 @@ def processors(gpu: Gpu) -> int | None:
     return _ROWS[gpu.name].processors if gpu.name in _ROWS else None
 
 
-def card_threads(gpu: Gpu) -> int | None:
+def gpu_threads(gpu: Gpu) -> int | None:
     """Return the threads that a GPU runs at once; None for one that is not in the table.
 
     Of a processor it runs 2,048, from 7.5 on 1,024 and from 8.6 on 1,536, but 2,048 with capability 8.0, 9.0 and 10.0
@@ -163,11 +163,12 @@ def find_gpu(name: str) -> Gpu:
     if re.fullmatch("[0-9]+", spelling):
         count = f"{name_of('world_size')} {spelling[:9]} is the number of GPUs"
         raise SelectionError(f"no GPU is known as {name[:40]!r}; give a name such as t4 ({count})")
-    budget = f"give its memory, {name_of('budget')} 16GiB with {name_of('device')} cuda"
+    budget = f"give 'fit' or 'plan' its memory, {name_of('budget')} 16GiB with {name_of('device')} cuda"
     if re.fullmatch(_TABLE["not_modelled"], wanted):
         raise SelectionError(f"GPU {name[:40]!r} is not modelled: the allocator and the table are NVIDIA's; {budget}")
     near = suggestion(wanted, GPUS)  # all GPUs, too many to name, where none is near
-    hint = f"say which: {', '.join(sizes)}; or " if sizes else f"{near} or " if near.endswith("?") else ""
+    near = near if near.endswith("?") else "use a name such as t4;"
+    hint = f"say which: {', '.join(sizes)}; or " if sizes else f"{near} or "
     raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint}{budget}")
 
 

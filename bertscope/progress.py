@@ -35,8 +35,8 @@ def listening(listener: Listener) -> Iterator[None]:
     >>> with bertscope.listening(Printer()):
     ...     report = bertscope.estimate("bert-tiny", checkpointing="none,full")
     2 more
-    estimating none
-    estimating full
+    simulating without checkpointing
+    simulating with full checkpointing
     """
     token = _listener.set(listener)
     try:

@@ -67,14 +67,14 @@ class ExpectationFile(pytest.File):
 
     @cached_property
     def witness(self) -> Witness:
-        """Return the model of the file; it is built when the first test runs."""
+        """Return the file's model; it is built when the first test runs."""
         from bertscope.analyses.check import Witness
 
         return Witness(self.model)
 
 
 class Differs(Exception):
-    """The failure of an expectation; the message is the line that `check` prints."""
+    """An expectation's failure; the message is the line that `check` prints."""
 
 
 class ExpectationItem(pytest.Item):

@@ -58,7 +58,7 @@ class _LaterKernels(ModuleType):
 def without_meta_kernels() -> None:
     """Have torch leave out its meta kernels written in Python when it is imported, a fifth of the import.
 
-    For a process that builds a model on meta, which needs none of them, and hardly ever runs it:
+    For a process that builds a model on meta, which needs none, and hardly ever runs it:
     `load_meta_kernels` makes up for it. Without effect once torch is imported.
     """
     if "torch" not in sys.modules:

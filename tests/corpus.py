@@ -188,7 +188,7 @@ TEXTS = (*CODE, "./evil.py", "evil", "../evil.py:build.__call__", "__import__('e
 
 def values_of(own: Row) -> list[Any]:
     """Return values that a setting takes: its words and bounds, and texts that name code where it takes a text."""
-    named = [f"{str(word).partition(':')[0]}:{text}" for word in own.words for text in TEXTS]
+    named = [f"{str(word).partition(':')[0]}:{text}" for word in own.choices for text in TEXTS]
     numbers = [
         True,
         False,
@@ -206,7 +206,7 @@ def values_of(own: Row) -> list[Any]:
         "2.1",
         "9" * 400,
     ]
-    tried = [own.default, *numbers, *own.words, *TEXTS, *named, ["embeddings", "evil:build"], "*", "2x2", "٣"]
+    tried = [own.default, *numbers, *own.choices, *TEXTS, *named, ["embeddings", "evil:build"], "*", "2x2", "٣"]
     taken = [value for value in tried if _takes(own, value)]
     assert taken, f"give a value that {own.name} takes"
     return taken

@@ -8,7 +8,7 @@ import pytest
 
 from bertscope import gpus
 from bertscope.errors import SelectionError
-from bertscope.gpus import CONTEXT_BYTES, GPUS, Gpu, capability, card_threads, find_gpu, sdpa_kernel
+from bertscope.gpus import CONTEXT_BYTES, GPUS, Gpu, capability, find_gpu, gpu_threads, sdpa_kernel
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -91,6 +91,6 @@ def test_torch_chooses_cudnn_attention_on_hopper_and_blackwell_of_data_centres_o
 
 def test_a_card_runs_threads_by_its_processors_and_its_compute_capability():
     # T4: 40 x 1,024; A100: 108 x 2,048; RTX 4090: 128 x 1,536 (NVIDIA, CUDA C++ Programming Guide).
-    found = {name: card_threads(GPUS[name]) for name in ("t4", "a100-80gb", "rtx-4090")}
+    found = {name: gpu_threads(GPUS[name]) for name in ("t4", "a100-80gb", "rtx-4090")}
     assert found == {"t4": 40960, "a100-80gb": 221184, "rtx-4090": 196608}
-    assert card_threads(replace(GPUS["t4"], name="my card")) is None
+    assert gpu_threads(replace(GPUS["t4"], name="my card")) is None

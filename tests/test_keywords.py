@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import bertscope
-from bertscope.analyses.dataflow import Given
+from bertscope.analyses.dataflow import ForwardInputs
 from bertscope.api import why as diagnosis
 from bertscope.measure import profile as measurement
 from bertscope.memory import step as steps
@@ -76,7 +76,7 @@ VALUES: dict[str, list[Any]] = {
     "name": ["other"], "by": ["group", "parameter"], "dtype": ["bf16"], "folded": [True, False], "sort": ["params"],
     "shapes": [True], "batch": [3], "seq": [7], "input_size": [(3, 8)], "inputs": [torch.ones(5, 8)], "depth": [1, 2],
     "input_data": [torch.ones(5, 8)], "dtypes": [[torch.long]], "kind": ["tree"], "path": ["encoder.layer.0", "0"],
-    "direction": ["RL"], "given": [Given(seq=4)], "around": ["BertPooler"], "implementation": ["other"],
+    "direction": ["RL"], "given": [ForwardInputs(seq=4)], "around": ["BertPooler"], "implementation": ["other"],
     "nn_module": [True], "batch_total": [64], "may_change": ["sgd"], "compare": ["bert-tiny"], "field": ["length"],
     "tokenizer": ["bert-tiny"], "tokens_per_batch": [64], "search": [True], "training_file": ["args.json"],
     "plan": ["plan.json"], "model": [CONFIG], "fit": [True], "budget": ["1GiB"], "calibration": [False],

@@ -109,7 +109,7 @@ def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: 
 
 @dataclass
 class Witness:
-    """The numbers of one model, each computed once, when needed."""
+    """One model's numbers, each computed once, when needed."""
 
     model: ExpectedModel
 
@@ -148,7 +148,7 @@ class Witness:
 
     @uncached()
     def got(self, expectation: Expectation) -> int | str | None:
-        """Return the value of the model for that key; None if it has no such row or tie."""
+        """Return the model's value for that key; None if it has no such row or tie."""
         kind, _, name = expectation.key.partition(".")
         if kind == TIES_KEY:
             return self.ties.get(name) if name else len(self.ties)
@@ -163,7 +163,7 @@ class Witness:
         return report.rows[0].total.matmul_flops
 
     def finding(self, expectation: Expectation) -> Finding:
-        """Return the result of one expectation."""
+        """Return one expectation's result."""
         path = _shown(self.model.path)
         try:
             with as_source_error(*_UNEXPECTED):

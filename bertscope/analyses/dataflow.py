@@ -71,7 +71,7 @@ class Flow:
 def dataflow(scope: nn.Module, run: Callable[[], Any], *, path: str, opens: Callable[[nn.Module, int], bool]) -> Flow:
     """Record the first call of `scope` during `run`; return an empty graph if it is not called.
 
-    `path` precedes the names of its submodules. `opens(submodule, number of open modules around it)` decides whether
+    `path` precedes its submodules' names. `opens(submodule, number of open modules around it)` decides whether
     a submodule is opened.
     """
     recorder = _GraphRecorder(scope, opens)
@@ -136,7 +136,7 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
                 self.box = path
 
     def leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
-        """End the recording, a group or a box; return the result of a box."""
+        """End the recording, a group or a box; return a box's result."""
         if not self.is_recording:
             return None
         if module is self.scope:
@@ -171,7 +171,7 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
             self._saw(tensor, ident)
 
     def _flowing(self, tensor: torch.Tensor) -> Flowing | None:
-        """Return the origin of a tensor; a parameter or buffer of the scope becomes a node at its first use."""
+        """Return a tensor's origin; a parameter or buffer of the scope becomes a node at its first use."""
         if id(tensor) not in self.alive and id(tensor) in self.held:
             self._saw(tensor, self.flow.add("parameter", self.held[id(tensor)], shape=shape_of(tensor)))
         return self.alive.get(id(tensor))
@@ -211,7 +211,7 @@ _SOFTMAX = "torch.nn.functional.softmax"
 _FUSED = "torch.nn.functional.scaled_dot_product_attention"
 
 
-class Given(Record):
+class ForwardInputs(Record):
     """The inputs of the run besides ids; None: the default of `forward_diagram`."""
 
     batch: int = 1
@@ -227,19 +227,19 @@ def forward_diagram(
     path: str = "",
     *,
     name: str | None = None,
-    given: Given | None = None,
+    forward_inputs: ForwardInputs | None = None,
     depth: int | None = None,
     direction: str = "TB",
 ) -> GraphReport:
-    """Return the dataflow of the module at `path`, or of the model, which is not changed.
+    """Return the module's dataflow at `path`, or of the model, which is not changed.
 
-    `depth` is the number of levels to open; without it the layers of a stack are boxes, and so are the modules without
+    `depth` is the number of levels to open; without it a stack's layers are boxes, and so are the modules without
     a stack below them. For a self-attention of a BERT as the scope, the default is a head mask if the kernel takes one
     and, in a decoder, as many cached positions as new ones; for any other module neither. Raises SelectionError for a
     path that the run does not enter, and for sizes that the model cannot run.
     """
-    given = given or Given(seq=min(Given.seq, positions(base_model_of(model))))
-    drawn = partial(_drawn, model, path, given, name, depth, direction)
+    forward_inputs = forward_inputs or ForwardInputs(seq=min(ForwardInputs.seq, positions(base_model_of(model))))
+    drawn = partial(_drawn, model, path, forward_inputs, name, depth, direction)
     try:
         return drawn("meta")
     except SourceError:  # a forward that creates tensors on the CPU, or asks torch about its device
@@ -249,7 +249,13 @@ def forward_diagram(
 
 
 def _drawn(
-    model: nn.Module, path: str, settings: Given, name: str | None, depth: int | None, direction: str, device: str
+    model: nn.Module,
+    path: str,
+    settings: ForwardInputs,
+    name: str | None,
+    depth: int | None,
+    direction: str,
+    device: str,
 ) -> GraphReport:
     base: Any = base_model_of(model)
     is_bert = isinstance(base, BertPreTrainedModel)
@@ -290,7 +296,7 @@ def _run(model: nn.Module, inputs: Any, device: str) -> Any:
         return trace(model, partial(model, *positional, **named))[1]
 
 
-def _other_inputs(model: nn.Module, settings: Given, device: str) -> Any:
+def _other_inputs(model: nn.Module, settings: ForwardInputs, device: str) -> Any:
     inputs = inputs_for(model, settings.batch, settings.seq, described=settings.input)
     inputs = fake_like(inputs) if device == CPU else on_meta(inputs)
     if not isinstance(inputs, Mapping):
@@ -301,7 +307,7 @@ def _other_inputs(model: nn.Module, settings: Given, device: str) -> Any:
 
 
 def _verified_short(model: nn.Module, inputs: Any, name: str | None, device: str) -> tuple[nn.Module, dict[str, str]]:
-    """Return the model with equal layers once in each stack in which that leaves the shapes of the outputs."""
+    """Return the model with equal layers once in each stack in which that leaves the outputs' shapes."""
     whole = fake_copy(model, device).eval()
     with running_module(name or type(model).__name__, model, "meta"):
         wanted = set(map(shape_of, tensors(_run(whole, inputs, device))))
@@ -323,7 +329,7 @@ def _with_each_layer_once(
 ) -> tuple[Any, dict[str, str]]:
     """Return a copy without layers equal to the one before, and the path of the range for each path in it.
 
-    `stacks` are the paths of the lists to shorten, in a folded tree; None for all.
+    `stacks` are the lists' paths to shorten, in a folded tree; None for all.
     """
     short = fake_copy(model, device).eval()
     names: dict[str, str] = {}
@@ -364,7 +370,7 @@ def _path_in(names: Mapping[str, str], path: str) -> str:
     raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, names.values()))}")
 
 
-def _completed(settings: Given, model: BertPreTrainedModel, scope: nn.Module, path: str) -> Given:
+def _completed(settings: ForwardInputs, model: BertPreTrainedModel, scope: nn.Module, path: str) -> ForwardInputs:
     """Return the inputs with defaults for the cache and head mask; an encoder has no cache unless one is given."""
     config = model.config
     is_attention = isinstance(scope, BertSelfAttention) and "crossattention" not in path
@@ -386,7 +392,7 @@ def _completed(settings: Given, model: BertPreTrainedModel, scope: nn.Module, pa
     return replace(settings, cache=cache, head_mask=head_mask)
 
 
-def _inputs(model: BertPreTrainedModel, settings: Given) -> dict[str, Any]:
+def _inputs(model: BertPreTrainedModel, settings: ForwardInputs) -> dict[str, Any]:
     config, cache = model.config, settings.cache or 0
     inputs: dict[str, Any] = example_inputs(model, settings.batch, settings.seq)
     if settings.mask:

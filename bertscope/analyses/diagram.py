@@ -1,4 +1,4 @@
-"""`diagram`: a model as a class diagram, as the dataflow of its forward pass, or as the tree of its modules."""
+"""`diagram`: a model as a class diagram, as the dataflow of its forward pass, or as its modules' tree."""
 
 import dis
 import inspect
@@ -47,7 +47,7 @@ def class_diagram(
 ) -> ClassReport:  # fmt: skip
     """Return the classes that a model is made of; a model that is no BERT has classes of its package.
 
-    All of them, or those `around` one class, by default of the module at `path`: its bases and its parts. With
+    All, or those `around` one class, by default of the module at `path`: its bases and its parts. With
     `implementation` "transformers" a BERT of the same architecture and configuration is built from the classes of
     transformers. With `nn_module` the drawing shows torch.nn.Module and the arrow from it to each class, with `config`
     the configuration. Raises SelectionError for a class that the model does not have, MissingExtraError without

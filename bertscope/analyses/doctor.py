@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import bertscope
-from bertscope.calibrations import calibrations, card_of, user_folder
+from bertscope.calibrations import calibrations, gpu_of, user_folder
 from bertscope.errors import install_command, one_line
 from bertscope.measure.profile_job import machine_bytes
 from bertscope.processes.child import child_command
@@ -65,7 +65,7 @@ def doctor() -> DoctorReport:
         packages=tuple(_packages()),
         devices=(cpu, *gpus),
         calibration_path=str(user_folder()),
-        calibrations=tuple(f"{card_of(item).name}: {item.text}" for item in calibrations()),
+        calibrations=tuple(f"{gpu_of(item).name}: {item.text}" for item in calibrations()),
         cache_path=str(cache or ""),
         cache_bytes=sum(sizes),
         cache_files=len(sizes),

@@ -70,7 +70,7 @@ def explain(
 
 
 class _Bert:
-    """The steps and the sections of a BERT; `values` are the numbers of the names in shapes and formulas."""
+    """The steps and the sections of a BERT; `values` are the names' numbers in shapes and formulas."""
 
     def __init__(self, source: BertSource, batch: int, seq: int) -> None:
         self.source, self.config, self.head = source, source.config, HEADS[source.architecture]
@@ -220,7 +220,7 @@ class _Bert:
 
     @property
     def pairs(self) -> int:
-        """The number of tensors in the cache of a layer."""
+        """The number of tensors in a layer's cache."""
         config = self.config
         return 4 if config.is_decoder and config.add_cross_attention and self.head.takes_encoder else 2
 
@@ -261,7 +261,7 @@ class _Bert:
         }  # fmt: skip
 
     def _outputs(self) -> tuple[Any, ...]:
-        """Return the outputs of the class in the order of its tuple, as if all of them were asked for."""
+        """Return the class's outputs in the order of its tuple, as if all were asked for."""
         model_class = CLASSES[self.source.architecture]
         hint = typing.get_type_hints(model_class.forward)["return"].__args__[0]
         returned = getattr(model_class, "output", hint)  # of the classes that share a forward

@@ -67,7 +67,7 @@ class Run(NamedTuple):
 
 
 class ModuleRule(NamedTuple):
-    """The formulas of a class: of each tensor by its name, and of the FLOPs of a call, in names of attributes.
+    """A class's formulas: of each tensor by its name, and of the FLOPs of a call, in names of attributes.
 
     In the FLOPs, `positions` is the number of elements of the output, or of the input, over its `channels`, or over
     its last size.
@@ -154,7 +154,6 @@ def _params(values: dict[str, object], rule: ModuleRule, tensors: Sequence[Held]
 
 
 def _made(symbols: str, values: Mapping[str, object], wanted: int) -> Formula | None:
-    """Return the formula if the module has all of its attributes and it gives the wanted value."""
     try:
         candidate = formula(symbols, values)
     except KeyError:
@@ -167,7 +166,7 @@ def _product(shape: Shape) -> str:
 
 
 def _attributes(module: nn.Module) -> dict[str, object]:
-    """Return the integers of a module, and its sizes as products such as `3 * 3`, by the names of the attributes."""
+    """Return the integers of a module, and its sizes as products such as `3 * 3`, by the attributes' names."""
     attributes: dict[str, object] = {}
     for name, value in vars(module).items():
         if type(value) is int:
@@ -358,7 +357,7 @@ def _written(steps: Sequence[Step]) -> str:
 
 
 def sum_of(group: str, steps: Sequence[Step], counted_params: int, counted_flops: int) -> Sum:
-    """Return the sum of some steps in all of their copies, next to what is counted on the built model."""
+    """Return the sum of some steps in all their copies, next to what is counted on the built model."""
     terms = [step.params.value * step.copies for step in steps if step.params]
     return Sum(
         group=group,

@@ -6,7 +6,7 @@ from contextlib import redirect_stdout, suppress
 from typing import Any, NamedTuple
 
 from bertscope import __version__
-from bertscope.analyses.dataflow import Given, forward_diagram
+from bertscope.analyses.dataflow import ForwardInputs, forward_diagram
 from bertscope.analyses.params import count, tree
 from bertscope.checkpoints.gguf import name_in_torch
 from bertscope.checkpoints.reading import Checkpoint, sums
@@ -156,7 +156,7 @@ def model_part(
     training = FlopsRun(source=source, run=run_config.counted(mode=TRAINING, checkpointing=NONE))
     with stage(f"{source.name}, FLOPs"):
         flops, training_flops = flops_model(work, (batch,), sizes), flops_model(training, (batch,), (seq,))
-    run_inputs = Given(batch=batch, seq=seq, input=inputs)
+    run_inputs = ForwardInputs(batch=batch, seq=seq, input=inputs)
     forward = _dataflow(source, model, "", run_inputs)
     repeated = (node.path for node in forward.nodes if node.copies > 1) if forward else iter(())
     layer = f"{source.layer_path}.0" if source.layers else next(repeated, "")
@@ -187,14 +187,14 @@ def model_part(
         training=training_flops,
         memory=report,
         fit=fit,
-        asked=for_batch,
+        batch_fit=for_batch,
         plan=plan,
         forward=forward,
         layer=_dataflow(source, model, layer, run_inputs) if layer else None,
     )
 
 
-def _dataflow(source: ModelSource, model: nn.Module, path: str, run_inputs: Given) -> GraphReport | None:
+def _dataflow(source: ModelSource, model: nn.Module, path: str, run_inputs: ForwardInputs) -> GraphReport | None:
     with suppress(BertscopeError), source.confined(), redirect_stdout(sys.stderr):  # it does not run the layer
-        return forward_diagram(model, path, name=source.name, given=run_inputs)
+        return forward_diagram(model, path, name=source.name, forward_inputs=run_inputs)
     return None

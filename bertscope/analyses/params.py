@@ -173,7 +173,7 @@ class _Rows:
         self.layer_params, self.dtype = layer_params, dtype
 
     def row(self, node: Node, held: Iterable[Held], copies: int, **fields: Any) -> CountRow:
-        """Return one row from the tensors of one copy; `fields` are those that differ from the node's."""
+        """Return one row from one copy's tensors; `fields` are those that differ from the node's."""
         params = [item for item in held if item.is_parameter]
         paths = {item.path for item in params}
         tied = [item.tied_to for item in params if item.tied_to and item.tied_to not in paths]
@@ -194,7 +194,7 @@ class _Rows:
         return [self.row(node, node.params, copies) for node, copies in _groups(root) if node.params]
 
     def by_layer(self, root: Node) -> list[CountRow]:
-        """Return the rows of the layers; a layer range is one row with parts."""
+        """Return the layers' rows; a layer range is one row with parts."""
         return [
             self.row(node, node.params, copies, name=_row_name(node),
                      parts=tuple(self._parts(node, copies)) if is_block else ())

@@ -25,7 +25,7 @@ def count(
     sort: Literal["model", "params", "path"] = "model",
     **run: Unpack[ShapesOfRun],
 ) -> CountReport | Any:
-    """Count the parameters of any model from the shapes of its tensors, without running it.
+    """Count the parameters of any model from its tensors' shapes, without running it.
 
     `by` is group, layer, module or parameter. Equal layers are folded unless `by="parameter"`; `folded`
     overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default the tensors' own dtypes do. The inputs and

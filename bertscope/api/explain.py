@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.analyses import diagram as diagrams
 from bertscope.analyses import explain as steps
-from bertscope.analyses.dataflow import Given
+from bertscope.analyses.dataflow import ForwardInputs
 from bertscope.api import requests
 from bertscope.api.requests import public_function
 from bertscope.errors import SelectionError, name_of
@@ -86,7 +86,7 @@ def diagram(
     name: str | None = None,
     depth: int | None = None,
     direction: str | None = None,
-    given: Given | Mapping[str, Any] | None = None,
+    forward_inputs: ForwardInputs | Mapping[str, Any] | None = None,
     inputs: Any = None,
     **options: Unpack[DiagramOptions],
 ) -> ClassReport | GraphReport:
@@ -94,9 +94,9 @@ def diagram(
 
     `class` draws all classes in an `implementation` (bertscope, transformers), or those around one class: `around`, or
     the module's at `path`; with `nn_module` also their base torch.nn.Module, with `config` the configuration. `forward`
-    draws the dataflow in the module at `path` for the inputs `given` (a mapping with the fields of Given, in which a
-    length None is the usual one), a module's `inputs`, or tensors with `input_size` and `dtypes`. `tree` draws the
-    modules at and below `path`. Raises SelectionError for another kind, and for an unknown path or class.
+    draws the dataflow in the module at `path` for `forward_inputs` (a mapping with the fields of ForwardInputs, in
+    which a length None is the usual one), a module's `inputs`, or tensors with `input_size` and `dtypes`. `tree`
+    draws the modules at and below `path`. Raises SelectionError for another kind, and for an unknown path or class.
 
     >>> print(bertscope.diagram(torch.nn.Sequential(torch.nn.Linear(3, 4)), "tree"))
     ---
@@ -115,17 +115,19 @@ def diagram(
     kind = kind or ("class" if is_own or options.get("around") else "tree")
     if kind not in diagrams.KINDS:
         raise SelectionError(f"kind must be one of {', '.join(diagrams.KINDS)}; got {kind!r}")
-    if isinstance(given, Mapping):
-        seq = requests.length_of(given.get("seq") or None, *[source_of(model)] * (kind == "forward"))
-        given = Given(**{**given, "seq": seq})
-        given = given if kind == "forward" or given != Given() else None
-    if given is not None and (given.input if is_bert else given.cache or given.head_mask):
+    if isinstance(forward_inputs, Mapping):
+        seq = requests.length_of(forward_inputs.get("seq") or None, *[source_of(model)] * (kind == "forward"))
+        forward_inputs = ForwardInputs(**{**forward_inputs, "seq": seq})
+        forward_inputs = forward_inputs if kind == "forward" or forward_inputs != ForwardInputs() else None
+    if forward_inputs is not None and (
+        forward_inputs.input if is_bert else forward_inputs.cache or forward_inputs.head_mask
+    ):
         unused = f"{name_of('input')} has no effect on a BERT"
         if not is_bert:
             unused = f"{name_of('cache')} and {name_of('head_mask')} have an effect on a BERT only"
         raise SelectionError(f"{unused}; leave them out")
     draw = diagrams.KINDS[kind]
-    arguments = {"depth": depth, "direction": direction, "given": given, "inputs": tensors, **options}
+    arguments = {"depth": depth, "direction": direction, "forward_inputs": forward_inputs, "inputs": tensors, **options}
     arguments = {key: value for key, value in arguments.items() if value is not None and value is not False}
     taken = {*signature(draw).parameters, *["inputs"] * (kind == "forward")}
     taken -= set() if is_bert else {"implementation"}
@@ -133,7 +135,7 @@ def diagram(
         raise SelectionError(f"{name_of(unused)} has no effect on a diagram of kind {kind} of this model; leave it out")
     if arguments.pop("inputs", None) is not None:
         module = source_of(module, inputs=tensors).build()
-        arguments.setdefault("given", Given(batch=requests.batch_of(tensors)))
+        arguments.setdefault("forward_inputs", ForwardInputs(batch=requests.batch_of(tensors)))
     return draw(module, path, name=shown, **arguments)
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertscope.api import requests
 from bertscope.api.requests import public_function
-from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, card_of
+from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, gpu_of
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, name_of, suggestion
 from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.fit import fewest_report, fit_report
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.summary import on_card
+from bertscope.memory.summary import for_gpu
 from bertscope.progress import expect
 from bertscope.reports.base import Note
 from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, StepReport, TrainingFile, TrainingKey
@@ -52,7 +52,7 @@ class ModelRequest:
         self.limit: Limit = points[0][1]
         self.run = self.runs[0]
         self.calibration = calibration_for(self.limit, self.run)
-        self.card = _card_for(self.limit, self.calibration)
+        self.gpu = _gpu_for(self.limit, self.calibration)
 
     @classmethod
     def of(cls, request: Request, source: ModelSource, **defaults: Any) -> ModelRequest:
@@ -69,16 +69,16 @@ class ModelRequest:
         self, known: Simulator | None = None, *, is_limited: bool = True, is_timed: bool | None = None
     ) -> Simulator:
         """Return the simulator under the limit; raises SettingError if there is neither a GPU nor a budget."""
-        memory, simulator = self.card or self.limit.budget, known or Simulator(self.source)
+        memory, simulator = self.gpu or self.limit.budget, known or Simulator(self.source)
         if memory is not None:
             simulator = simulator.limited(self.run, memory, self.limit.context, self.limit.margin)
         elif is_limited:
             raise self.request.error("give either {budget}, such as 16GiB, or {gpu}, such as t4", "budget", "gpu")
-        if self.card is not None and (self.limit.time if is_timed is None else is_timed):
+        if self.gpu is not None and (self.limit.time if is_timed is None else is_timed):
             from bertscope.memory.step_time import Timer
 
             calibration = self.calibration.report if self.calibration else None
-            simulator.timer = Timer(gpu=self.card, calibration=calibration, sequences=self.limit.sequences)
+            simulator.timer = Timer(gpu=self.gpu, calibration=calibration, sequences=self.limit.sequences)
         return simulator
 
     def finished(
@@ -89,7 +89,7 @@ class ModelRequest:
         if (self.limit.time if is_timed is None else is_timed) and not any(row.cost and row.cost.time for row in rows):
             key = "no_time_precision" if self.calibration else "no_time_uncalibrated"
             key = key if self.run.device == CUDA else "no_time_cpu"
-            values = {"card": self.limit.gpu or "a GPU here"} if key == "no_time_uncalibrated" else {}
+            values = {"gpu": self.limit.gpu or "a GPU here"} if key == "no_time_uncalibrated" else {}
             notes = (*notes, Note(key=key, values=values))
         return replace(report, notes=notes, training_file=noted(self.request, self.runs, searched))
 
@@ -113,7 +113,7 @@ def noted(request: Request, runs: Sequence[RunConfig], searched: str = "") -> Tr
 
 
 def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
-    """Return the calibration of the limit, its GPU or, for a run on cuda, this machine's GPU; None without one."""
+    """Return the limit's calibration, its GPU or, for a run on cuda, this machine's GPU; None without one."""
     if isinstance(limit.calibration, str):
         if run_config.device != CUDA:
             device = run_config.device
@@ -123,13 +123,13 @@ def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
         return None
     if limit.gpu is not None:
         return calibration_of(find_gpu(limit.gpu))
-    from bertscope.measure.profile_job import this_card
+    from bertscope.measure.profile_job import this_gpu
 
-    here = this_card()
+    here = this_gpu()
     return calibration_here(*here) if here else None
 
 
-def _card_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
+def _gpu_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
     """Return the run's GPU with what a calibration measured; None if no GPU is named or calibrated.
 
     A GPU without a name has the budget's memory, if there is one.
@@ -146,7 +146,7 @@ def _card_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
         return known
     if known is not None:
         return calibration.on(known)
-    gpu = card_of(calibration)
+    gpu = gpu_of(calibration)
     return gpu if limit.budget is None else replace(gpu, memory_bytes=limit.budget)
 
 
@@ -199,7 +199,7 @@ def estimate(
     report = work.finished(replace(report, inputs_given=tensors is not None), report.variants)
     if "snapshot" not in (request.wants or ()):
         return request.answer(report)
-    return request.answer(report, snapshot=snapshot(simulator.trace(on_card(work.runs[-1], work.card))))
+    return request.answer(report, snapshot=snapshot(simulator.trace(for_gpu(work.runs[-1], work.gpu))))
 
 
 def training_script(model: Model | Request, *, name: str | None = None, **settings: Unpack[RunSettings]) -> str:
@@ -289,8 +289,8 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
     records = requests.resolved(request, source)
     runs = [run for run, *_ in records.points]
     _, _, measurement, launch = records.points[0]
-    ranks, wants_card = launch.nproc or 1, "calibration" in (request.wants or ())
-    if wants_card and (runs[0].device != CUDA or launch.nproc is not None):
+    ranks, wants_calibration = launch.nproc or 1, "calibration" in (request.wants or ())
+    if wants_calibration and (runs[0].device != CUDA or launch.nproc is not None):
         raise request.error("--save measures a CUDA GPU in one process: give {device} cuda, and no {nproc}", "device")
     if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
         raise request.error(
@@ -308,10 +308,10 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
         threads=measurement.threads,
         seed=measurement.seed,
         memory_limit_bytes=measurement.memory_limit,
-        wants_card=wants_card,
+        wants_calibration=wants_calibration,
         launch=profile_job.RankLaunch(timeout_seconds=measurement.timeout, nproc=ranks) if launch.nproc else None,
     )
-    jobs = [first, *(replace(first, run_config=run_config, beside=runs[0]) for run_config in runs[1:])]
+    jobs = [first, *(replace(first, run_config=run_config, other_run=runs[0]) for run_config in runs[1:])]
     jobs[-1] = replace(jobs[-1], wants_snapshot="snapshot" in (request.wants or ()))
     expect(len(jobs))
     report, pictures, calibration = profile_report(jobs, timeout_seconds=measurement.timeout)
@@ -366,7 +366,7 @@ def fits(
 ) -> tuple[FitReport, ...]:
     """Return the report of `fit` for each GPU, such as `gpu="t4,a100-40gb"`; they share their traces.
 
-    >>> [report.card.name for report in bertscope.fits("bert-tiny", gpu="t4,a10", seq=64, batch=4)]
+    >>> [report.gpu.name for report in bertscope.fits("bert-tiny", gpu="t4,a10", seq=64, batch=4)]
     ['t4', 'a10']
     """
     tensors = requests.inputs_of(inputs, settings)
@@ -378,7 +378,7 @@ def fits(
     if batch_total is not None:
         request, ranks = _without_ranks(request, batch), {"strategy": SEARCHED, "world_size": 2}
     known, limits = Simulator(source), requests.resolved(request, source, **ranks).limits
-    reports = []
+    reports: list[FitReport] = []
     for limit in limits:
         half = f"{AUTOCAST}{half_precision(find_gpu(limit.gpu) if limit.gpu else None)}"
         usual = {"precision": [STORED if source.has_own_dtypes else FP32.name, half]}
@@ -390,7 +390,7 @@ def fits(
         seqs = tuple(dict.fromkeys(run.seq for run in runs))
         variants = [run for run in runs if run.seq == seqs[0]]
         if batch_total is None:
-            expect(len(runs))
+            expect(0 if reports else len(limits) * len(runs))
             tried = [replace(run, seq=seq) for run in variants for seq in seqs]
             report = fit_report(simulator, tried, batch=batch, is_exact=exact)
         else:
@@ -470,7 +470,7 @@ def plan(
 
     texts = may_change.split(",") if isinstance(may_change, str) else may_change
     names = tuple(text.strip() for text in texts if text.strip())
-    changes = _changes(dict.fromkeys(names), work.card)
+    changes = _changes(dict.fromkeys(names), work.gpu)
     report = plan_report(simulator, work.run, changes=changes, changed_run=changed_run, batch_total=batch_total)
     return work.finished(replace(report, may_change=names), report.rows, is_timed=is_timed)
 
@@ -533,7 +533,7 @@ def lengths(
     counts = read_lengths(lengths, field=field, tokenizer=tokenizer)
     most = requests.default_length(request, source, max(counts)).get("seq", work.run.seq)
     cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
-    data, run = epochs.Data(cut), on_card(work.run, work.card)
+    data, run = epochs.Data(cut), for_gpu(work.run, work.gpu)
     steps = epochs.LengthSteps(simulator, run, data, is_exact=exact)
     table = tuple(steps.table()) if search else ()
     sizes = (run.batch, run.batch * steps.is_fused, tokens_per_batch * steps.is_fused, tokens_per_batch)
@@ -555,8 +555,8 @@ def lengths(
         traced=tuple(steps.traced),
         rows=rows,
         table=table,
-        budget_bytes=work.card.memory_bytes if work.card else work.limit.budget,
-        card=work.card,
+        budget_bytes=work.gpu.memory_bytes if work.gpu else work.limit.budget,
+        gpu=work.gpu,
         notes=() if steps.is_fused else (Note(key="lengths_scores"),),
     )
     return work.finished(report, rows, searched="batch" if search else "")

@@ -65,7 +65,7 @@ def report(
         usual["precision"] = [STORED if source.has_own_dtypes else FP32.name]
         records = requests.resolved(request, source, **batch, **usual)
         works.append(ModelRequest(request, source, records.points))
-    run, limit, gpu = works[0].run, works[0].limit, works[0].card
+    run, limit, gpu = works[0].run, works[0].limit, works[0].gpu
     if len(records.limits) > 1 or any((other.batch, other.seq) != (run.batch, run.seq) for other in works[0].runs):
         raise SelectionError("a page is about one batch, one length and one GPU; give one of each")
     if not fit and "budget" in request.named:

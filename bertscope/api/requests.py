@@ -66,7 +66,7 @@ def public_function(*passed_on: Callable[..., Any]) -> Callable[[Function], Func
 
 
 def is_module(model: Model) -> TypeGuard[nn.Module]:
-    """Return True for a module of torch, which is imported then."""
+    """Return True for a module in torch, which is imported then."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
 
@@ -168,7 +168,7 @@ def shapes_of_run(
     model: Model, *, shapes: Mapping[str, InOut] | bool | None = None, batch: int = 1, seq: int | None = None,
     inputs: Any = None, **keywords: Unpack[GivenInputs]
 ) -> Mapping[str, InOut] | None:  # fmt: skip
-    """Return the shapes of a run with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
+    """Return a run's shapes with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
     tensors = inputs_of(inputs, keywords)
     if tensors is not None or shapes is True:
         from bertscope.tracing.flops import source_shapes
@@ -202,7 +202,7 @@ def longest_input(source: ModelSource, usual: int) -> int:
 def request_of(question: str, model: Any, settings: Mapping[str, Any], **changes: Any) -> Request:
     """Return a public function's request: the keywords, and behind them what a front end passes as `model`.
 
-    A training file precedes a project's defaults. The run of a plan is a default between both; its strategy is
+    A training file precedes a project's defaults. A plan's run is a default between both; its strategy is
     compared with others that are asked for. Raises SettingError for a setting that the function does not take.
     """
     from bertscope.settings.request import Request, read_settings

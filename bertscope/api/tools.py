@@ -88,7 +88,7 @@ def sweep(
     header = SweepReport(grid=name, varied=grids.varied(request), rows=())
 
     def rows(left: Sequence[grids.Task | SweepRow]) -> Iterator[SweepRow]:
-        """Yield at once the points that have no task, then the others in the order of their completion."""
+        """Yield at once the points that have no task, then the others as they complete."""
         expect(len(left))
         progress("point 1: starting the workers")
         refused = [point for point in left if isinstance(point, SweepRow)]

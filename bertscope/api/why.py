@@ -13,7 +13,7 @@ from bertscope.api.memory import ModelRequest, fit, noted
 from bertscope.api.requests import public_function, request_of
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
-from bertscope.memory.summary import on_card
+from bertscope.memory.summary import for_gpu
 from bertscope.progress import expect
 from bertscope.reports.memory import FitReport
 from bertscope.reports.why import BEFORE, MESSAGE, OOM, WhyFinding, WhyPart, WhyReport
@@ -43,8 +43,8 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
     """Explain what filled a GPU: a memory snapshot, or a log with the error message.
 
     The snapshot is what `torch.cuda.memory._dump_snapshot` wrote; `-` reads a message from standard input. With a
-    model, the report has the estimate of its step with the settings, and names what the step does not explain. Raises
-    SourceError for a file that is none of these, and SelectionError for settings without a model.
+    model, the report has its step's estimate with the settings, and names what the step does not explain. Raises
+    SourceError for another file, and SelectionError for settings without a model.
 
     >>> report = bertscope.why("oom.log")
     >>> report.findings[0].key, report.tried_bytes == 3 * 2**30
@@ -63,7 +63,7 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
         )
     source = source_of(request.subject)
     work = ModelRequest.of(request, source)
-    gpu = work.card
+    gpu = work.gpu
     if gpu is not None and report.moment == OOM and report.source != MESSAGE and report.free_bytes is not None:
         outside = report.free_bytes + (report.reserved_bytes or report.allocated_bytes) + gpu.context_high_bytes
         report = replace(report, total_bytes=gpu.memory_bytes, other_bytes=max(gpu.memory_bytes - outside, 0))
@@ -72,7 +72,7 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
 
 def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
     """Return the report with a step's estimate, and with findings on what the step does not explain."""
-    run, gpu, simulator = on_card(work.run, work.card), work.card, work.simulator(is_limited=False)
+    run, gpu, simulator = for_gpu(work.run, work.gpu), work.gpu, work.simulator(is_limited=False)
     runs = [run, *([run.changed(checkpointing=FULL)] if run.checkpointing == NONE else [])]
     expect(len(runs))
     if len(runs) > 1 and FULL not in simulator.facts(run).strategies:

@@ -20,7 +20,7 @@ from bertscope.reports.tool import CalibrationReport
 
 SHIPPED = Path(__file__).parent
 _MOST_FILES = 100
-_LARGEST = 2**60  # bytes, FLOP/s: no card has more
+_LARGEST = 2**60  # bytes, FLOP/s: no GPU has more
 
 
 class Calibration(Record, kw_only=False):
@@ -31,20 +31,20 @@ class Calibration(Record, kw_only=False):
 
     @property
     def text(self) -> str:
-        """Return where the numbers come from, with the card, the versions and the date."""
+        """Return where the numbers come from, with the GPU, the versions and the date."""
         machine = self.report.machine
         rest = f"{machine.date} (driver {machine.driver or 'unknown'}, torch {machine.torch_version})"
         if self.is_own:
             return f"calibrated on this machine, {rest}"
-        return f"calibration of {machine.card}, {rest}"
+        return f"calibration of {machine.gpu}, {rest}"
 
-    def on(self, card: Gpu | None) -> Gpu:
-        """Return the card with the measured memory and context."""
+    def on(self, gpu: Gpu | None) -> Gpu:
+        """Return the GPU with the measured memory and context."""
         machine = self.report.machine
-        card = card or Gpu(name=card_name(machine.card), memory_bytes=0, source="")
-        low, high = self.report.context_bytes or (card.context_low_bytes, card.context_high_bytes)
+        gpu = gpu or Gpu(name=gpu_name(machine.gpu), memory_bytes=0, source="")
+        low, high = self.report.context_bytes or (gpu.context_low_bytes, gpu.context_high_bytes)
         return replace(
-            card, memory_bytes=machine.memory_bytes, source=self.text, context_low_bytes=low, context_high_bytes=high,
+            gpu, memory_bytes=machine.memory_bytes, source=self.text, context_low_bytes=low, context_high_bytes=high,
             context_source=self.text, calibration=self.text,
         )  # fmt: skip
 
@@ -56,9 +56,9 @@ def user_folder() -> Path:
     return data / "bertscope" / "calibrations"
 
 
-def card_name(card: str) -> str:
-    """Return the name of a card as a file is named: `nvidia-h200`."""
-    return re.sub(r"[^a-z0-9]+", "-", card.lower(), flags=re.ASCII).strip("-")[:80] or "card"
+def gpu_name(gpu: str) -> str:
+    """Return a GPU's name as a file is named: `nvidia-h200`."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower(), flags=re.ASCII).strip("-")[:80] or "gpu"
 
 
 def read_calibration(path: Path) -> CalibrationReport:
@@ -82,12 +82,12 @@ def read_calibration(path: Path) -> CalibrationReport:
             numbers += [step.work.moved_bytes, step.work.calls, *step.work.matmul_flops.values()]
     above_zero = report.machine.memory_bytes, *report.rates.values()
     if not all(0 <= number <= _LARGEST for number in numbers) or not all(0 < rate <= _LARGEST for rate in above_zero):
-        raise SourceError(f"{path} has a number that no card has; measure again with 'bertscope profile --save FILE'")
+        raise SourceError(f"{path} has a number that no GPU has; measure again with 'bertscope profile --save FILE'")
     return report
 
 
 def with_saved(report: CalibrationReport, path: Path) -> CalibrationReport:
-    """Return a calibration with what its file has already of the same card and versions; any other file is replaced."""
+    """Return a calibration with what its file has already of the same GPU and versions; any other file is replaced."""
     try:
         return report.after(read_calibration(path)) if path.is_file() else report
     except SourceError:
@@ -105,9 +105,9 @@ def calibrations() -> Iterator[Calibration]:
                 yield Calibration(read_calibration(path), is_own)
 
 
-def calibration_of(card: Gpu) -> Calibration | None:
+def calibration_of(gpu: Gpu) -> Calibration | None:
     """Return the calibration of a GPU of the table."""
-    return next((item for item in calibrations() if _gpu(item) == card.name), None)
+    return next((item for item in calibrations() if _gpu(item) == gpu.name), None)
 
 
 def calibration_in(path: str, gpu: str | None) -> Calibration:
@@ -120,20 +120,20 @@ def calibration_in(path: str, gpu: str | None) -> Calibration:
 
 def _gpu(calibration: Calibration) -> str:
     machine = calibration.report.machine
-    gpu = find_device(machine.card, machine.memory_bytes)
-    return gpu.name if gpu else card_name(machine.card)
+    gpu = find_device(machine.gpu, machine.memory_bytes)
+    return gpu.name if gpu else gpu_name(machine.gpu)
 
 
-def calibration_here(card: str, memory_bytes: int) -> Calibration | None:
-    """Return the calibration of the card of this machine, by the name and the memory that torch gives."""
+def calibration_here(gpu: str, memory_bytes: int) -> Calibration | None:
+    """Return the calibration of the GPU of this machine, by the name and the memory that torch gives."""
     for item in calibrations():
         machine = item.report.machine
-        if machine.card == card and math.isclose(machine.memory_bytes, memory_bytes, rel_tol=0.01):
+        if machine.gpu == gpu and math.isclose(machine.memory_bytes, memory_bytes, rel_tol=0.01):
             return item
     return None
 
 
-def card_of(calibration: Calibration) -> Gpu:
-    """Return the card of a calibration, with what the table has of it."""
+def gpu_of(calibration: Calibration) -> Gpu:
+    """Return the GPU of a calibration, with what the table has of it."""
     machine = calibration.report.machine
-    return calibration.on(find_device(machine.card, machine.memory_bytes))
+    return calibration.on(find_device(machine.gpu, machine.memory_bytes))

@@ -193,17 +193,17 @@ class OpenFile:
         form: str,
         tensors: Iterable[StoredTensor],
         parts: dict[str, int],
-        others: Mapping[str, Counter[str]] | None = None,
+        sizes_only: Mapping[str, Counter[str]] | None = None,
         rest: str = _REST,
         **fields: Any,
     ) -> StoredFile:
         """Return the contents: bytes by their use, in this file and in the folder's files with tensors.
 
-        The bytes outside `parts` are the `rest`; for `others` only the sizes are read.
+        The bytes outside `parts` are the `rest`; for `sizes_only` only the sizes are read.
         """
         used = {self.path.name: {**parts, rest: self.size - sum(parts.values())}}
         problems = list[str]()
-        for name, sizes in (others or {}).items():
+        for name, sizes in (sizes_only or {}).items():
             path, needed = self.path.parent / name, sizes.total()
             size = path.stat().st_size if path.is_file() else 0
             if not path.is_file():

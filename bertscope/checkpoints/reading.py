@@ -323,7 +323,7 @@ def _distcp_tensor(file: OpenFile, name: str, entry: Opaque, stored_in: str) -> 
 def _distcp_files(file: OpenFile, places: PickledDict) -> dict[str, Counter[str]]:
     """Return each file's bytes by use; a position is a file, an offset and a length."""
     used: dict[str, Counter[str]] = {}
-    for key, position in places.others:
+    for key, position in places.later:
         record = position if isinstance(position, Opaque) else Opaque(Global("", ""), ())
         name, length = record.get("relative_path"), record.get("length")
         if not is_plain(name) or not is_size(length):

@@ -64,7 +64,7 @@ class Tensor:
 class PickledDict(dict[Any, Any]):
     """A dictionary in the pickle; `others` are its items whose keys are objects."""
 
-    others: Any = ()  # a list from the first of them on
+    later: Any = ()  # a list from the first of them on
 
 
 class Opaque:
@@ -254,8 +254,8 @@ class _Machine:
             if isinstance(key, str) or is_size(key):
                 table[key] = value
             elif isinstance(key, Opaque):
-                table.others = table.others or []
-                table.others.append((key, value))
+                table.later = table.later or []
+                table.later.append((key, value))
             elif not isinstance(key, (float, bool, type(None), Global)):
                 raise BadPickle(f"a key that is a {type(key).__name__}")
 

@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 
 def execute(command: Command, options: dict[str, Any]) -> int | None:
-    """Run a command with the values of its options; return its exit code. It first checks that outputs can be written.
+    """Run a command with its options' values; return its exit code. It first checks that outputs can be written.
 
     Each Path option names an output, unless it is in INPUTS. `--output -` is standard output.
     """
@@ -154,7 +154,7 @@ class CommandLine(SimpleNamespace):
                 raise SelectionError(f"{option} takes one MODEL; got {number}; give one, or leave {option} out")
 
     def further(self, name: str, changes: Mapping[str, Any]) -> str:
-        """Return the line of another command with what was typed for this one that it takes too, and with changes."""
+        """Return another command's line with what was typed for this one that it takes too, and with changes."""
         command, line = COMMANDS[name], ["bertscope", name]
         typed = {key: value for key, value in self.given.items() if key not in _OUTPUTS} | dict(changes)
         for key in sorted((parameter.name for parameter in parameters(command)), key=lambda key: key != "model"):
@@ -183,7 +183,6 @@ class CommandLine(SimpleNamespace):
 
 
 def _spelled(row: Row, key: str, value: Any) -> list[str]:
-    """Return the words of a command line for the value of an option."""
     option = f"--{(row.option or key).partition('/')[0].replace('_', '-')}"
     if isinstance(value, bool):
         return [option if value else f"--no-{option[2:]}"]
@@ -421,10 +420,11 @@ class Progress:
     def _draw(self, label: str) -> None:
         if self.bar is None:
             self.bar = progress_bar()
-            self.bar.add_task(label, total=self.total or None, done_seconds=self.done_seconds)
+            self.bar.add_task(label, total=None, done_seconds=self.done_seconds)
             self.bar.tasks[0].start_time = self.started
             self.bar.start()
-        self.bar.update(self.bar.task_ids[0], description=label, completed=len(self.begun) - 1,
+        total = max(self.total, len(self.begun)) if self.total else None
+        self.bar.update(self.bar.task_ids[0], description=label, completed=len(self.begun) - 1, total=total,
                         done_seconds=self.done_seconds)  # fmt: skip
 
     def note(self, text: str) -> None:

@@ -245,7 +245,7 @@ def diagram(call: CommandLine) -> None:
             source, kind, call.path, depth=call.depth, direction=call.direction, around=call.class_name,
             implementation=call.implementation, nn_module=call.nn_module,
             config=call.config,
-            given=inputs | {"input": tuple(call.inputs or ())},
+            forward_inputs=inputs | {"input": tuple(call.inputs or ())},
         )  # fmt: skip
     suffix = call.output.suffix.lower() if call.output else ""
     show(report, call.fmt or _SUFFIXES.get(suffix, "mermaid"), call.output)

@@ -48,13 +48,13 @@ def _output(written: str, *suffixes: str, text: str = "Write to FILE (atomically
 
 
 def _format(help: str, formats: tuple[str, ...], default: str | None = None) -> Row:
-    return _row(help, default, words=formats, section="common", option="format", flag="-f", metavar="FORMAT")
+    return _row(help, default, choices=formats, section="common", option="format", flag="-f", metavar="FORMAT")
 
 
 def _emit() -> Row:
     from bertscope.views.plan import FORMS  # and the reports of memory, which few commands need
 
-    return _row(f"Print the plan as {either_of(FORMS)}.", words=FORMS, metavar="FORM")
+    return _row(f"Print the plan as {either_of(FORMS)}.", choices=FORMS, metavar="FORM")
 
 
 def _columns() -> Row:
@@ -91,7 +91,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "architecture": _row(f"The model class to build, such as BertForMaskedLM. One of {', '.join(ARCHITECTURES)}.",
                          section="model", flag="-a", metavar="CLASS", complete=lambda: ARCHITECTURES),
     "attention": _row("The attention kernel instead of the model's own.", section="model", metavar="KERNEL",
-                      words=("eager", "sdpa", *FLASH_KERNELS)),
+                      choices=("eager", "sdpa", *FLASH_KERNELS)),
     "add_pooling_layer": _row("Build BertModel with or without its pooler.", kind=bool, section="model",
                               option="pooler"),
     "lora": _row(f"LoRA adapters, such as r=8,target=query+value. Keys as in peft: {', '.join(LORA_RULES)}; with all: "
@@ -135,43 +135,44 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "no_calibration": _flag("Use published values of the GPU instead of a calibration.", section="gpu"),
     # one command or two
     "by": _row("What a row is: a group, layer, module or parameter.", "layer", metavar="UNIT",
-               words=("group", "layer", "module", "parameter")),
-    "dtype": _row("The dtype for the sizes in bytes.", FP32.name, words=tuple(PRECISIONS), metavar="DTYPE"),
+               choices=("group", "layer", "module", "parameter")),
+    "dtype": _row("The dtype for the sizes in bytes.", FP32.name, choices=tuple(PRECISIONS), metavar="DTYPE"),
     "count.unfold": _row("Show equal layers one by one, or in one row. They have one row by default, except with --by "
                          "parameter.", kind=bool, option="unfold/--fold"),
-    "sort": _row("Sort the rows by model order, params or path.", "model", words=("model", "params", "path"),
+    "sort": _row("Sort the rows by model order, params or path.", "model", choices=("model", "params", "path"),
                  metavar="KEY"),
     "untie": _flag("Count a tied tensor at each of its names."),
     "style": _row(f"The layout: bertscope or torchinfo. {_TORCHINFO}", "bertscope", metavar="STYLE",
-                  words=("bertscope", "torchinfo")),
+                  choices=("bertscope", "torchinfo")),
     "columns": _columns,
     "expect": _row("Exit with code 1 unless the model has N parameters. N is the number of unique parameters or the "
                    "sum over layers.", metavar="N"),
     "stored": _flag("Count the tensors in the model's checkpoint instead."),
     "tree.style": _row(f"The layout: bertscope, torchinfo or torch. {_TORCHINFO} torch is the text of print(model).",
-                       "bertscope", words=("bertscope", "torchinfo", "torch"), metavar="STYLE"),
+                       "bertscope", choices=("bertscope", "torchinfo", "torch"), metavar="STYLE"),
     "depth": _row("The number of levels to show; all by default.", kind=int, metavar="N", flag="-d"),
     "interactive": _flag("Browse the tree in the terminal."),
     "unfold": _flag("Show equal layers one by one."),
     "operators": _flag("Show operators instead of modules."),
     "convention": _row("Show the total as other tools count it. One of torch, macs, calflops, fvcore, palm is first.",
-                       words=("torch", "macs", "calflops", "fvcore", "palm"), metavar="NAME"),
-    "naming": _row("Show the names in hf, tf and keras, this one first.", words=("hf", "tf", "keras"), metavar="NAME"),
+                       choices=("torch", "macs", "calflops", "fvcore", "palm"), metavar="NAME"),
+    "naming": _row("Show the names in hf, tf and keras, this one first.", choices=("hf", "tf", "keras"),
+                   metavar="NAME"),
     "explain.path": _row("A module or section, such as encoder.layer.3 or config. Sections of a BERT: config, inputs, "
                          "outputs, caches, positions, checkpointing; names of TensorFlow are understood too.",
                          is_argument=True, metavar="[PATH]"),
-    "lang": _row("The language: en or zh.", "en", words=("en", "zh"), metavar="LANG"),
+    "lang": _row("The language: en or zh.", "en", choices=("en", "zh"), metavar="LANG"),
     "diagram.attention": _row("Draw attention in steps (eager) or as one box (sdpa).",
-                              words=("eager", "sdpa"), metavar="KERNEL"),
+                              choices=("eager", "sdpa"), metavar="KERNEL"),
     "position_embedding": _row("The type of position embedding.", metavar="TYPE",
-                               words=("absolute", "relative_key", "relative_key_query")),
+                               choices=("absolute", "relative_key", "relative_key_query")),
     "cross_attention": _flag("Build a decoder with cross-attention."),
     "path": _row("A module, such as encoder.layer.0.attention.self.", "", is_argument=True, metavar="[PATH]"),
     "kind": _row("What to draw: class, forward or tree. class is the default for a BERT, tree for other models.",
-                 words=("class", "forward", "tree"), flag="-k", metavar="KIND"),
+                 choices=("class", "forward", "tree"), flag="-k", metavar="KIND"),
     "class_name": _row("Draw this class with its bases and parts.", option="class", metavar="NAME"),
     "implementation": _row("Draw the classes of bertscope or transformers.", metavar="NAME",
-                           words=("bertscope", "transformers")),
+                           choices=("bertscope", "transformers")),
     "diagram.config": _flag("Draw the configuration too."),
     "nn_module": _flag("Draw torch.nn.Module as a base class too."),
     "diagram.depth": _row("The levels to open in forward or tree.", kind=int, low=1, metavar="N", flag="-d"),
@@ -180,14 +181,14 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "mask": _row("Draw forward with an attention mask.", True, bool, option="mask/--no-mask"),
     "head_mask": _row("Draw forward with a head mask. A self-attention has one by default.", kind=bool),
     "direction": _row("The direction: LR (to the right) or TB (down). The default is LR for tree, TB for forward.",
-                      words=("LR", "TB"), metavar="DIR"),
+                      choices=("LR", "TB"), metavar="DIR"),
     "diagram.fmt": _format("The format: mermaid, dot, svg, html or json. The suffix of --output decides by default, "
                            "else mermaid.", ("mermaid", "dot", "svg", "html", "json")),
     "diagram.output": _output("mermaid (.mmd), dot, svg, html and json", ".svg", ".html"),
     "a": _row("A model, as for count.", ..., metavar="A", **_MODEL),
     "b": _row("Another model or a checkpoint; by default the weights of A. A checkpoint is a file with tensors, an "
               "index, or a folder with one and no config.json.", metavar="[B]", **_MODEL),
-    "diff.dtype": _row("The expected dtype of a checkpoint's tensors.", words=tuple(PRECISIONS), metavar="DTYPE"),
+    "diff.dtype": _row("The expected dtype of a checkpoint's tensors.", choices=tuple(PRECISIONS), metavar="DTYPE"),
     "allow": _row("Accept this difference: missing, unexpected or dtype. Repeatable.", (), metavar="KIND",
                   complete=lambda: ("missing", "unexpected", "dtype")),
     "strip_prefix": _row("Remove this prefix from a checkpoint's names, such as module. or auto.", metavar="PREFIX"),
@@ -223,7 +224,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "grid": _row("The grid, a YAML file (docs/sweep.md).", "grid.yaml", metavar="[GRID]", is_argument=True),
     "sweep.output": _output("JSON lines", ".jsonl", text="Append a row for each point to FILE (.jsonl)."),
     "init": _flag("Write a sample grid with comments to GRID."),
-    "engine": _row("Compute on this machine (local) or a cluster (dask).", "local", words=("local", "dask"),
+    "engine": _row("Compute on this machine (local) or a cluster (dask).", "local", choices=("local", "dask"),
                    metavar="NAME"),
     "workers": _row("The number of processes on this machine; all cores by default.", kind=int, low=1, metavar="N"),
     "address": _row("The address of a running dask scheduler. DASK_SCHEDULER_ADDRESS is the default.",
@@ -266,17 +267,16 @@ def parameters(command: Command) -> list[inspect.Parameter]:
 
 
 def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
-    """Yield a parameter for each setting and for the files from which settings come."""
     question = QUESTIONS[command.name]
     for name in (names := command.settings):
         row, is_compared = question.table[name], name in question.compared
         usual = question.usual.get(name, question.defaults.get(name, row.default))
         is_flag = row.kind is bool and not row.or_file
         metavar = row.metavar or ("N" if row.kind is int else name.rpartition("_")[2].upper())
-        is_listed = not row.words or bool(row.bare) or all(word in row.help for word in row.words)
+        is_listed = not row.choices or bool(row.bare) or all(word in row.help for word in row.choices)
         without_value = f"; without a value {row.bare}" if is_compared else ""
         parts = [
-            row.help, "" if is_listed else f"One of {', '.join(row.words)}.",
+            row.help, "" if is_listed else f"One of {', '.join(row.choices)}.",
             f"Strategies: {STRATEGIES}{without_value}." if row.bare else "", "Repeatable." if row.is_list else "",
             "" if usual in (None, (), "") or isinstance(usual, bool) else f"[default: {usual}]",
         ]  # fmt: skip
@@ -288,13 +288,13 @@ def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
 
 def _parameter(name: str, row: Row, **changes: Any) -> inspect.Parameter:
     """Return a row's parameter; a setting is text, which `read` checks, or None by default."""
-    is_setting, complete = bool(row.name), row.complete or (lambda: [*row.words, *filter(None, [row.bare])])
+    is_setting, complete = bool(row.name), row.complete or (lambda: [*row.choices, *filter(None, [row.bare])])
     properties: dict[str, Any] = {"help": row.help, "metavar": row.metavar or None, **changes}
-    if row.words or row.complete:
+    if row.choices or row.complete:
         properties["autocompletion"] = lambda: list(complete())
     kind: Any = row.kind if not is_setting or (row.kind is bool and not row.or_file) else str
-    if row.words and not is_setting:
-        kind = Literal[tuple(row.words)]
+    if row.choices and not is_setting:
+        kind = Literal[tuple(row.choices)]
     kind = list[kind] if row.is_list else kind
     default = None if is_setting or row.is_list else inspect.Parameter.empty if row.default is ... else row.default
     info: Any = typer.Argument(**properties)

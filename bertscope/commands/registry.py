@@ -157,8 +157,8 @@ class TableCommand(TyperCommand):
             raise SelectionError(f"--checkpointing takes {checkpointing.STRATEGIES}; got {unclear[0][:40]!r}; {hint}")
         if rest and not ctx.resilient_parsing:
             raise SelectionError(
-                f"unexpected word {rest[0][:40]!r}; {self.name} takes one MODEL, and --checkpointing takes "
-                f"{checkpointing.STRATEGIES}"
+                f"unexpected word {rest[0][:40]!r}; {self.name} takes one MODEL, a list has commas (--seq 128,512), "
+                f"and --checkpointing takes {checkpointing.STRATEGIES}"
             )
         return rest
 

@@ -207,7 +207,7 @@ exit codes: 0 it fits, 1 it does not fit, 2 the script failed,
             """
 Measure the memory and time of a real step.
 
-Each checkpointing strategy runs in its own process, and the estimate is shown next to the measurement. --nproc runs
+Each checkpointing strategy runs in a separate process, and the estimate is shown next to the measurement. --nproc runs
 real ranks on this machine. --save writes a calibration of this GPU, with which other commands predict times. Exit code
 3: out of memory, killed or too slow.
 

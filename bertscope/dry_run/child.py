@@ -1,4 +1,4 @@
-"""The process of a dry run: it runs a script as `python train.py` does, on the fake GPU, and sends the report."""
+"""A dry run's process: it runs a script as `python train.py` does, on the fake GPU, and sends the report."""
 
 import base64
 import builtins
@@ -136,7 +136,7 @@ class Installed:
             raise WorkerError(self.recorder.refusal)
         script_run, log, context = self.script_run, self.recorder.log, self.script_run.context
         report = RunReport(
-            script=script_run.script, arguments=script_run.arguments, card=script_run.gpu, phases=(),
+            script=script_run.script, arguments=script_run.arguments, gpu=script_run.gpu, phases=(),
             budget_bytes=script_run.budget_bytes, updates=self.recorder.updates, failure=failure,
             assumed=tuple(self.assumed), remarks=tuple(self.device.remarks),
         )  # fmt: skip

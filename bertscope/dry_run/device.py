@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from bertscope.gpus import Gpu, capability, card_threads
+from bertscope.gpus import Gpu, capability, gpu_threads
 from bertscope.memory.caching_allocator import Allocator, SegmentBlock
 from bertscope.memory.kernel_rules import LT_WORKSPACE_BYTES, MANY_THREADS, MATRICES, blas_bytes
 from bertscope.memory.kernels import cuda_scratch, statistics_bytes
@@ -60,7 +60,7 @@ class FakeGpu(Device):
 
     def __init__(self, gpu: Gpu | None = None, limit_bytes: int | None = None, *, expandable: bool = False) -> None:
         self.gpu = gpu
-        self.threads = (card_threads(gpu) if gpu is not None else None) or MANY_THREADS
+        self.threads = (gpu_threads(gpu) if gpu is not None else None) or MANY_THREADS
         self.mode = fake_tensor_mode(allow_non_fake_inputs=True)
         self.fake: Any = type(self._fake(torch.empty(0)))
         self.results = OperatorResults()
@@ -88,7 +88,7 @@ class FakeGpu(Device):
         return device is not None and torch.device(device).type == "cuda"
 
     def has(self, tensor: Any) -> bool:
-        """Return True for a tensor in the memory of the GPU."""
+        """Return True for a tensor in the GPU's memory."""
         is_there = isinstance(tensor, self.fake) and tensor.fake_device.type == "cuda"
         if is_there and tensor.layout != torch.strided:
             raise NoRule(f"tensors of the layout {tensor.layout} have no rule")
@@ -189,14 +189,14 @@ class FakeGpu(Device):
     # ---- values ----
 
     def value(self, tensor: Any) -> torch.Tensor | None:
-        """Return the value of a tensor; None for one on the GPU whose value is not known."""
+        """Return a tensor's value; None for one on the GPU whose value is not known."""
         if not isinstance(tensor, self.fake):
             return tensor if isinstance(tensor, torch.Tensor) else None
         known: torch.Tensor | None = vars(tensor).get(_VALUE)
         return None if known is None or storage_key(known) in self.stale else known
 
     def number(self, tensor: Any) -> Any:
-        """Return the value of a tensor of one element; a float that is not known is 1, another number 0."""
+        """Return the value of a one-element tensor; a float that is not known is 1, another number 0."""
         known, kind = self.value(tensor), tensor.dtype
         is_float = kind.is_floating_point
         if (known is None and not is_float) or _GUESSED in vars(tensor):
@@ -211,7 +211,7 @@ class FakeGpu(Device):
         return torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
 
     def _known(self, operator: Any, args: Any, kwargs: Any, leaves: list[Any]) -> Any:
-        """Return the result of an operator on the values of its tensors; None if one of them is not known."""
+        """Return the result of an operator on its tensors' values; None if one is not known."""
         name = operator_name(operator)
         if name == "_amp_foreach_non_finite_check_and_unscale_":  # no gradient is infinite
             return None
@@ -236,7 +236,7 @@ class FakeGpu(Device):
         return None
 
     def overwritten(self, values: Any) -> None:
-        """Note that the values of the tensors in a tree are no longer known."""
+        """Note that the tensors' values in a tree are no longer known."""
         for leaf in tree_leaves(values):
             known = vars(leaf).get(_VALUE) if isinstance(leaf, self.fake) else None
             if known is not None:

@@ -61,7 +61,7 @@ class Recording:
         return [number for number, block in blocks if block.born <= moment and not 0 <= block.freed <= moment]
 
     def line(self, call: int) -> str:
-        """Return the line that ran, with the path of its file as the user sees it."""
+        """Return the line that ran, with its file's path as the user sees it."""
         return short_line(self.log.calls[call].line, self.folder) if call >= 0 else ""
 
     def row(self, path: str) -> str:
@@ -143,7 +143,7 @@ class Recording:
         return tuple(sorted(rows, key=lambda row: (-row.held_bytes, row.line, row.path)))
 
     def evaluation(self, limits: Limits) -> RunEvaluation | None:
-        """Return the evaluation with the highest peak over all of its batches, of those that ran in part."""
+        """Return the evaluation with the highest peak over all its batches, of those that ran in part."""
         known = [self._evaluated(one, limits.calls) for one in limits.evaluations if one.total > one.ran]
         return max(filter(None, known), key=lambda one: one.highest_bytes, default=None)
 

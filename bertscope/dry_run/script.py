@@ -58,9 +58,12 @@ class ScriptRun(Record):
 
 
 def starting_runs(script_run: ScriptRun) -> AbstractContextManager[_Start]:
-    """Return a context with a function that starts the process of a run: a fork of one that has imported torch."""
+    """Return a context with a function that starts a run's process: a fork of one that has imported torch."""
     if not script_run.is_module and not Path(script_run.script).is_file():
-        raise SourceError(f"there is no script {script_run.script!r}; name a Python file, or a module with -m")
+        hint = "name a Python file, or a module with -m"
+        if script_run.script == "python" or " " in script_run.script:
+            hint = "give the file, then its arguments, without quotes and without python"
+        raise SourceError(f"there is no script {script_run.script!r}; {hint}")
     return starting("bertscope.dry_run.child:load_what_runs_need", "bertscope.dry_run.child:main")
 
 
@@ -118,7 +121,7 @@ def as_asked(script_run: ScriptRun, sent: RunReport) -> RunReport:
             f"{script_run.name} put nothing on a CUDA device; does it choose the device by torch.cuda.is_available()? "
             f"{UNRECORDED.capitalize()}"
         )
-    return replace(sent, script=script_run.script, arguments=script_run.arguments, card=script_run.gpu,
+    return replace(sent, script=script_run.script, arguments=script_run.arguments, gpu=script_run.gpu,
                    budget_bytes=script_run.budget_bytes)  # fmt: skip
 
 
@@ -170,7 +173,7 @@ def fitted(
         remarks.append(f"the peak does not grow evenly with {name}; a value between may not fit")
     return RunFitReport(
         script=script_run.script, arguments=script_run.arguments, argument=name, low=low, high=high,
-        largest=least if least >= low else 0, card=script_run.gpu, budget_bytes=budget_bytes, rows=ordered,
+        largest=least if least >= low else 0, gpu=script_run.gpu, budget_bytes=budget_bytes, rows=ordered,
         remarks=tuple(remarks),
     )  # fmt: skip
 

@@ -94,7 +94,7 @@ class _Handle:
 
 
 def _inference_mode(mode: Any = True) -> Any:
-    """Return inference mode without gradients only, where the same is allocated: fake tensors do not take its own."""
+    """Return inference mode without gradients only, where the same is allocated: fake tensors do not enter it."""
     if callable(mode):
         return torch.no_grad()(mode)
     return torch.no_grad() if mode else torch.set_grad_enabled(torch.is_grad_enabled())
@@ -144,7 +144,7 @@ def stubbed(
 
 
 def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any]) -> None:
-    """Let a class of transformers take the preset of a name on the hub, where nothing is in the cache."""
+    """Let a class in transformers take the preset of a name on the hub, where nothing is in the cache."""
     original = getattr(kind, name).__func__
 
     def method(cls: Any, /, source: Any, *args: Any, **kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ def _config_of(cls: Any, preset: Any, name: str, **kwargs: Any) -> Any:
 
 
 def _model_of(device: FakeGpu, cls: Any, preset: Any, name: str, *args: Any, config: Any = None, **kwargs: Any) -> Any:
-    """Return the model of a preset without its weights, which are not here: they have no effect on memory."""
+    """Return a preset's model without its weights, which are not here: they have no effect on memory."""
     model_config = config if config is not None else cls.config_class.from_pretrained(name)
     for key in [key for key in kwargs if hasattr(model_config, key)]:  # such as num_labels
         setattr(model_config, key, kwargs.pop(key))
@@ -191,7 +191,7 @@ def _cuda(put: Put, device: FakeGpu) -> None:
     total = gpu.memory_bytes if gpu is not None else _MEMORY
     limit = total if allocator.limit_bytes is None else allocator.limit_bytes
     able = (capability(gpu) if gpu is not None else None) or (8, 0)
-    name = gpu.name if gpu is not None else "fake card"
+    name = gpu.name if gpu is not None else "simulated GPU"
     about = SimpleNamespace(
         name=name, major=able[0], minor=able[1], total_memory=total, gcnArchName="", warp_size=32, is_integrated=0,
         uuid="", multi_processor_count=(processors(gpu) if gpu is not None else None) or 108,
@@ -282,7 +282,7 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
     fused = attention(chosen, "cuda")
 
     def scaled(*args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute attention by the kernel of the GPU; by the ordinary one if it does not take the arguments."""
+        """Compute attention by the GPU's kernel; by the ordinary one if it does not take the arguments."""
         try:
             return fused(*args, **kwargs)
         except SelectionError:
@@ -317,7 +317,7 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
     put(
         device.fake,
         tolist=lambda tensor: device.on_cpu(tensor).tolist(),
-        __format__=lambda own, spec: format(own.item(), spec) if own.dim() == 0 and spec else repr(own),
+        __format__=lambda tensor, spec: format(tensor.item(), spec) if tensor.dim() == 0 and spec else repr(tensor),
     )
 
 
@@ -388,9 +388,9 @@ def _ranks(put: Put) -> None:
         """Return a group of fake ranks, whatever backend it is for."""
         return make_group(*args, **kwargs)
 
-    def gather_objects(gathered: Any, own: Any, *_: Any, **__: Any) -> None:
-        """Fill a list with this rank's object, which stands for those of the others."""
-        gathered[:] = [own] * len(gathered)
+    def gather_objects(gathered: Any, item: Any, *_: Any, **__: Any) -> None:
+        """Fill a list with this rank's object, and that of each other rank is equal."""
+        gathered[:] = [item] * len(gathered)
 
     answers = {
         "init_process_group": begin, "new_group": group, "all_gather_object": gather_objects,

@@ -1,4 +1,4 @@
-"""`profile`: the measurement of each run in a new child process, whose failure does not end the parent."""
+"""`profile`: each run's measurement in a new child process, whose failure does not end the parent."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def profile_report(
     """Run one model's step for each job in a separate child; return the measurements, snapshots and the calibration.
 
     Memory is measured in one child after the other. Then the children run their timed steps in turn, so that a
-    change of the machine's speed affects all of them; a child whose state does not leave room for the others is
+    change of the machine's speed affects all; a child whose state does not leave room for the others is
     timed before the next one starts. If a child cannot finish, its variant has a `failure`; an interruption skips
-    the jobs that follow. Raises the BertscopeError of a child.
+    the jobs that follow. Raises a child's BertscopeError.
     """
     children: list[_Child] = []
     with starting(_LOAD, entry_of(jobs[0]), forks=len(jobs) > 1 and jobs[0].run_config.device == "cpu") as start:
@@ -136,13 +136,13 @@ class _Child:
             self.sent.stage = "waiting for its timed steps"
 
     def run_timed_steps(self) -> None:
-        """Run all timed steps of the child, have it measure the card if the job wants it, and end it."""
+        """Run all timed steps of the child, have it measure the GPU if the job wants it, and end it."""
         steps = timed_steps(self.job.steps, [self.first_seconds])
         for number in range(steps):
             self.run_timed_step(number, steps, [self.first_seconds])
-        if self.job.wants_card and self.problem is None:
-            self.sent.stage = "measuring the rates of the card"
-            self._ask("card", "rates")
+        if self.job.wants_calibration and self.problem is None:
+            self.sent.stage = "measuring the rates of the GPU"
+            self._ask("gpu", "rates")
         self.stop()
 
     def run_timed_step(self, number: int, steps: int, seconds: Sequence[float]) -> None:
@@ -222,7 +222,7 @@ class _Child:
             measured=sent.measured,
             timing=timing,
             process=sent.process,
-            outlook=sent.outlook,
+            break_even=sent.break_even,
             failure=_failure(self.job, sent, self.who, *self.problem) if self.problem else "",
             traffic=sent.traffic,
             rank_rows=sent.ranks,
@@ -232,7 +232,7 @@ class _Child:
         run, sent = self.job.run_config, self.sent
         measured = sent.measured.cost if sent.measured else None
         estimated = sent.estimated.cost if sent.estimated else None
-        if sent.card is None or measured is None or measured.max_allocated_bytes is None:
+        if sent.gpu is None or measured is None or measured.max_allocated_bytes is None:
             return None
         step = CalibrationStep(
             model=self.job.source.name,
@@ -249,7 +249,7 @@ class _Child:
             work=sent.work,
             step_seconds=tuple(sent.seconds),
         )
-        return CalibrationReport(machine=sent.card, rates=sent.rates, steps=(step,))
+        return CalibrationReport(machine=sent.gpu, rates=sent.rates, steps=(step,))
 
 
 def _failure(job: Job, sent: Sent, who: str, kind: str, text: Any) -> str:
@@ -262,14 +262,14 @@ def _failure(job: Job, sent: Sent, who: str, kind: str, text: Any) -> str:
     }.get(kind, text)
     expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}" if sent.estimated else ""
     said = f"{who} {happened} while {sent.stage}{expected}"
-    others = {
+    remedies = {
         "interrupted": "run it again to measure",
         "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",
         "hung": "the others wait for it: look at this place, or give a longer timeout",
         "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)",
     }
-    if kind in others:
-        return f"{said}; {others[kind]}"
+    if kind in remedies:
+        return f"{said}; {remedies[kind]}"
     is_saving = job.run_config.checkpointing == NONE and not job.run_config.is_eval
     last = ", or a higher memory limit" if job.memory_limit_bytes else ""
     last = ", or a longer timeout" if kind == "timeout" else last

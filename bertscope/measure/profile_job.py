@@ -35,7 +35,7 @@ class RankLaunch:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The work of one child."""
+    """One child's work."""
 
     source: ModelSource
     run_config: RunConfig
@@ -43,16 +43,16 @@ class Job:
     threads: int | None = None
     seed: int = 0
     memory_limit_bytes: int | None = None
-    beside: RunConfig | None = None  # the run of the first job, for the break-even batch
+    other_run: RunConfig | None = None  # the run of the first job, for the break-even batch
     beside_peak_bytes: int = 0  # its estimate
     wants_snapshot: bool = False  # the trace for PyTorch's memory viewer
-    wants_card: bool = False  # what a calibration has of it
+    wants_calibration: bool = False  # what a calibration has of it
     launch: RankLaunch | None = None  # of real ranks; None: the child itself runs the step
 
     def to_json(self) -> str:
         """Return the job with its source as JSON; raise SelectionError for a model that only this process has."""
         source = type(self.source).__name__, self.source.to_data()
-        permits = permits_of(self.source, self.run_config, self.beside)
+        permits = permits_of(self.source, self.run_config, self.other_run)
         return json.dumps(vars(self) | {"source": source, "permits": permits}, default=vars)
 
     @classmethod
@@ -61,7 +61,7 @@ class Job:
         data = json.loads(text)
         permits, (kind, content) = data.pop("permits"), data.pop("source")
         source = source_from_data(kind, content, permits)
-        runs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "beside")}
+        runs = {name: typed(RunConfig | None, data.pop(name), name) for name in ("run_config", "other_run")}
         run_configs: Any = {name: run and with_permits(run, permits) for name, run in runs.items()}
         launch = typed(RankLaunch | None, data.pop("launch"), "launch")
         return cls(source=source, launch=launch, **run_configs, **data)
@@ -74,7 +74,7 @@ def printed_file(folder: str, rank: int) -> Path:
 
 @dataclass
 class Sent:
-    """The messages that a child has sent so far. The type of a message is the type of its field."""
+    """The messages that a child has sent so far. A message's type is its field's type."""
 
     subject: Subject | None = None
     stage: str = "loading torch"
@@ -85,9 +85,9 @@ class Sent:
     measured: Memory | None = None
     timing: Timing | None = None  # without steps; sent when the child is ready to run them
     snapshot: str | None = None  # base64
-    outlook: BreakEven | None = None  # None is a message too: the growth says nothing
+    break_even: BreakEven | None = None  # None is a message too: the growth says nothing
     seconds: list[float] = field(default_factory=list)  # of each timed step, a message each
-    card: Machine | None = None  # this and the next two for a calibration
+    gpu: Machine | None = None  # this and the next two for a calibration
     work: CardWork | None = None
     rates: dict[str, float] = field(default_factory=dict)
     ended: dict[str, int] | None = None  # of a launcher: the exit codes of the ranks that failed
@@ -99,7 +99,7 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     **{
         name: get_args(hint)[0] if type(None) in get_args(hint) else hint for name, hint in get_type_hints(Sent).items()
     },
-    "outlook": BreakEven | None,
+    "break_even": BreakEven | None,
     "seconds": float,
     "pid": int,  # this and the next of a rank
     "row": RankRow,
@@ -115,14 +115,14 @@ def read_message(line: bytes) -> tuple[str, Any]:
     return kind, typed(MESSAGES[kind], content, kind)
 
 
-def this_card() -> tuple[str, int] | None:
+def this_gpu() -> tuple[str, int] | None:
     """Return the name and the memory of the first CUDA device; None without one."""
     from bertscope.torch_access import torch
 
     if not torch.cuda.is_available():
         return None
-    card = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return card.name, card.total_memory
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return gpu.name, gpu.total_memory
 
 
 # ---- the memory of this machine; None where the system does not report it ----

@@ -3,7 +3,7 @@
 It imports torch before it reads its job. A separate process starts with clean memory, confines the memory limit, and
 may die without harm to the parent. A message is a line of JSON, [kind, content]: a stage, the estimate, a result, or
 the reason for a failure. After the memory is measured, the parent asks for each timed step with a line on standard
-input, and with a last line for what a calibration has of the card. The ranks of `rank.py` share what is here.
+input, and with a last line for what a calibration has of the GPU. The ranks of `rank.py` share what is here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import bertscope
 from bertscope.errors import BertscopeError, SelectionError, UnknownValueError, is_out_of_memory, name_of
-from bertscope.measure.profile_job import Job, Say, proc_bytes, this_card
+from bertscope.measure.profile_job import Job, Say, proc_bytes, this_gpu
 from bertscope.measure.profiler_run import measured, measured_device, real_step, step_seconds
 from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.simulator import Simulator
@@ -90,8 +90,8 @@ def run(job: Job, send: Say) -> None:
         send("timing", Timing(warmup_seconds=warmup, flops=flops))
         step.start(step.run_config.changed(eval_batch=None))  # times are of training steps
         for line in sys.stdin.buffer:
-            if line == b"card\n":
-                measure_card(job, step.device, send)
+            if line == b"gpu\n":
+                measure_gpu(job, step.device, send)
             else:
                 send("seconds", step_seconds(step))
 
@@ -150,7 +150,7 @@ def set_up_process() -> None:
 
 
 def set_memory_limit(job: Job, send: Say) -> None:
-    """Set the memory limit; of a process without a GPU, send the bytes of it that torch and Python already use.
+    """Set the memory limit; of a process without a GPU, send its bytes that torch and Python already use.
 
     The limit starts after the imports: a library that runs out of memory while it loads may hang.
     """
@@ -181,7 +181,7 @@ def job_error(error: Exception, job: Job) -> tuple[str, Any]:
 
 
 def estimate_job(job: Job, send: Say) -> int:
-    """Send the estimate, and return the FLOPs of a step."""
+    """Send the estimate, and return a step's FLOPs."""
     send("stage", "estimating")
     steps = Simulator(job.source)
     if job.source.bert_config is None:
@@ -189,8 +189,8 @@ def estimate_job(job: Job, send: Say) -> int:
     with suppress(UnknownValueError):  # then there is only the measurement
         memory = steps.memory(job.run_config)
         send("estimated", memory)
-        if job.beside is not None and job.source.layer_path and memory.cost.peak_bytes >= job.beside_peak_bytes:
-            send("outlook", steps.break_even(job.beside, job.run_config))
+        if job.other_run is not None and job.source.layer_path and memory.cost.peak_bytes >= job.beside_peak_bytes:
+            send("break_even", steps.break_even(job.other_run, job.run_config))
     return steps.flops(job.run_config)
 
 
@@ -226,7 +226,7 @@ def high_water(run: Callable[[], None]) -> ProcessMemory | None:
     return ProcessMemory(resident_before_bytes=before, high_water_bytes=mark, run_high_water_bytes=max(life, mark))
 
 
-# ---- what a calibration has of the card: versions, and two rates ----
+# ---- what a calibration has of the GPU: versions, and two rates ----
 
 _SMI_SECONDS = 20
 _SIDE = 8192  # of the largest matrices: 256 MiB in fp32
@@ -234,14 +234,14 @@ _COPIED_BYTES = 2**30
 _REPEATS = 10
 
 
-def measure_card(job: Job, device: str, send: Say) -> None:
-    """Send the card, the work of the job's step, and the rates of a large matrix product and of a large copy.
+def measure_gpu(job: Job, device: str, send: Say) -> None:
+    """Send the GPU, the work of the job's step, and the rates of a large matrix product and of a large copy.
 
     A step of several precisions has a product for each. The tensors use at most a quarter of the free memory.
     """
-    name, memory_bytes = this_card() or ("", 0)
-    send("card", Machine(
-        card=name, memory_bytes=memory_bytes, driver=_driver_version(), torch_version=str(torch.__version__),
+    name, memory_bytes = this_gpu() or ("", 0)
+    send("gpu", Machine(
+        gpu=name, memory_bytes=memory_bytes, driver=_driver_version(), torch_version=str(torch.__version__),
         bertscope_version=bertscope.__version__, date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     ))  # fmt: skip
     names = {job.run_config.compute_precision}
@@ -261,14 +261,14 @@ def measure_card(job: Job, device: str, send: Say) -> None:
 
 
 def _driver_version() -> str:
-    """Return the version of the driver by nvidia-smi or by the kernel module; empty if none tells it."""
+    """Return the driver's version by nvidia-smi or by the kernel module; empty if none tells it."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader,nounits"]
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)  # noqa: S603
         return done.stdout.partition("\n")[0].strip()[:40]
     with suppress(OSError):
-        words = Path("/proc/driver/nvidia/version").read_text()[:1000].split()
-        return next((word for word in words if "." in word and set(word) <= set("0123456789.")), "")[:40]
+        fields = Path("/proc/driver/nvidia/version").read_text()[:1000].split()
+        return next((word for word in fields if "." in word and set(word) <= set("0123456789.")), "")[:40]
     return ""
 
 

@@ -38,7 +38,7 @@ def real_step(
     source: ModelSource, run_config: RunConfig, device: str, prepare: Callable[[nn.Module], None] = lambda model: None
 ) -> ModelStep:
     """Return a step with real tensors on the device; `prepare` gets the model when its inputs are made."""
-    # A model in 16 bits comes from the CPU, as an estimate assumes, and not from one in fp32 on the card.
+    # A model in 16 bits comes from the CPU, as an estimate assumes, and not from one in fp32 on the GPU.
     model = run_model(source, run_config, device if run_config.dtype in (FP32.name, STORED) else "cpu").to(device)
     inputs, loss = named_inputs(real_inputs(model, run_config, device), loss_function(run_config))
     prepare(model)
@@ -95,7 +95,7 @@ def _marked_modules(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def device_of(run_config: RunConfig) -> str:
-    """Return the device of a run; raises SelectionError if torch does not find it."""
+    """Return a run's device; raises SelectionError if torch does not find it."""
     if run_config.device == "cuda" and not torch.cuda.is_available():
         raise SelectionError("torch finds no CUDA device here; use device cpu, or estimate with device cuda")
     return run_config.device
@@ -112,7 +112,7 @@ def profile(
 ) -> MemoryReport:
     """Run steps of any module in this process, and measure memory and time next to the estimate.
 
-    `inputs` and `loss` as in `estimate`; module and inputs must be on the device of the run. The
+    `inputs` and `loss` as in `estimate`; module and inputs must be on the run's device. The
     optimizer has a learning rate of 0. Gradients and mode of the module are restored, but what a forward pass
     changes by itself (running statistics, the random state) stays changed. A step that reads values of tensors has
     no estimate. Raises SelectionError for a device that torch does not find.
@@ -177,7 +177,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class _EventReader:
-    """A reader that walks the profiler's trees in order and fills the log of the step."""
+    """A reader that walks the profiler's trees in order and fills the step's log."""
 
     device: str
     gradients: list[set[int]] = field(default_factory=list)  # addresses at the end of each phase
@@ -191,7 +191,7 @@ class _EventReader:
     def read_all(self, events: Sequence[Any]) -> None:
         """Read all trees; what runs in other threads than the loop's when the phase is read in which it began.
 
-        torch hangs all events of such a thread into the phase in which the first of them began.
+        torch hangs all events of such a thread into the phase in which the first began.
         """
         thread = next((event.start_tid for event in events if event.name.startswith(_PHASE)), None)
         self.elsewhere = sorted(_in_other_threads(events, thread), key=attrgetter("start_time_ns"))
@@ -199,54 +199,54 @@ class _EventReader:
             if event.start_tid == thread:
                 self.read(event, _Place())
 
-    def read(self, event: Any, place: _Place) -> None:
+    def read(self, event: Any, position: _Place) -> None:
         name = event.name
         if name == "[memory]":
-            self._memory(event.extra_fields, place)
+            self._memory(event.extra_fields, position)
             return
         if is_of_device(event):
             return
-        place = self._inside(name, event, place)
+        position = self._inside(name, event, position)
         children = [child for child in event.children if child.start_tid == event.start_tid]
         if name.startswith(_PHASE):
             begun = sum(other.start_time_ns <= event.end_time_ns for other in self.elsewhere)
             children = sorted([*children, *self.elsewhere[:begun]], key=attrgetter("start_time_ns"))
             del self.elsewhere[:begun]
         for child in children:
-            self.read(child, place)
+            self.read(child, position)
         if name.startswith(_PHASE):
-            if place.phase == FORWARD:
+            if position.phase == FORWARD:
                 self.log.end_forward()
             for address in self.gradients.pop(0) & self.living.keys():
                 self.log.blocks[self.living[address]].part = "gradients"
-            self.after = place.phase
+            self.after = position.phase
         elif name == _RESTART:
             self.log.restart()
             self.after = FORWARD
 
-    def _inside(self, name: str, event: Any, place: _Place) -> _Place:
+    def _inside(self, name: str, event: Any, position: _Place) -> _Place:
         if name.startswith(_PHASE):
             return _Place(name.removeprefix(_PHASE))
         if name.startswith(_MODULE):
-            if place.phase == BACKWARD and not place.recomputation:
+            if position.phase == BACKWARD and not position.recomputation:
                 self.recomputations += 1
-                place = place._replace(recomputation=self.recomputations)
-            return place._replace(path=name.removeprefix(_MODULE), operator="")
+                position = position._replace(recomputation=self.recomputations)
+            return position._replace(path=name.removeprefix(_MODULE), operator="")
         number = getattr(event.extra_fields, "sequence_number", -1)
         if name.startswith(_NODE):
-            return place._replace(path=self.modules.get(number, place.path), operator="")
-        if number >= 0 and (place.recomputation or place.phase == FORWARD):
-            self.modules[number] = place.path  # of several operators with this number, the last made the node
-        is_first = name.startswith("aten::") and not place.operator and not _is_made_of_others(name)
-        return place._replace(operator=name.removeprefix("aten::")) if is_first else place
+            return position._replace(path=self.modules.get(number, position.path), operator="")
+        if number >= 0 and (position.recomputation or position.phase == FORWARD):
+            self.modules[number] = position.path  # of several operators with this number, the last made the node
+        is_first = name.startswith("aten::") and not position.operator and not _is_made_of_others(name)
+        return position._replace(operator=name.removeprefix("aten::")) if is_first else position
 
-    def _memory(self, block: Any, place: _Place) -> None:
+    def _memory(self, block: Any, position: _Place) -> None:
         if block.device.type != self.device:
             return
-        at = Position(0, place.phase or self.after, place.path, place.recomputation)
-        self.log.calls.append(Call(place.operator, at, ""))
+        at = Position(0, position.phase or self.after, position.path, position.recomputation)
+        self.log.calls.append(Call(position.operator, at, ""))
         if block.alloc_size > 0:
-            self.living[block.ptr] = self.log.born(block.alloc_size, (), "", place.path, at)
+            self.living[block.ptr] = self.log.born(block.alloc_size, (), "", position.path, at)
         elif block.ptr in self.living:
             self.log.freed(self.living.pop(block.ptr), at)
 

@@ -56,7 +56,7 @@ _MORE_SECONDS = 60.0  # beyond the timeout of the job, which names the rank that
 
 
 def live_run(step: ModelStep, phase: Phase) -> MemoryTrace:
-    """Return the trace of a step with its collectives; the step must be in the steady state.
+    """Return a step's trace with its collectives; the step must be in the steady state.
 
     `phase` is entered with each phase too.
     """
@@ -84,7 +84,7 @@ class _Buckets(Device):
         self.found: dict[int, torch.Tensor] = {}
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator."""
+        """Return an operator's result."""
         if in_backward():
             is_use = operator.namespace in NAMESPACES and kind_of(operator_name(operator)) == ALL_REDUCE
         else:
@@ -98,24 +98,24 @@ class _LiveDevice(StepDevice):
     """A device of real tensors."""
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator; on a CPU what a collective holds ends with it, however busy the machine."""
+        """Return an operator's result; on a CPU what a collective holds ends with it, however busy the machine."""
         out = super().run(operator, args, kwargs)
         if self.kind == "cpu" and operator.namespace in NAMESPACES and kind_of(operator_name(operator)):
             drain(process_group(args))
         return out
 
     def has(self, tensor: Any) -> bool:
-        """Return False for a tensor on another device, such as a step counter beside a GPU."""
+        """Return False for a tensor on another device, such as a step counter on the CPU."""
         return tensor.device.type == self.kind and super().has(tensor)
 
 
 def run_command() -> None:
-    """Run a rank; the argument is the folder of the job."""
+    """Run a rank; the argument is the job's folder."""
     run_rank(sys.argv[1])
 
 
 def run_rank(folder: str) -> None:
-    """Run the job of the folder as the rank that the environment names."""
+    """Run the folder's job as the rank that the environment names."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # that of the launcher, which a fork has too, ends no collective
     faulthandler.register(signal.SIGUSR1)  # the parent asks for the place where a rank hangs
     set_up_process()
@@ -176,7 +176,7 @@ def _run(job: Job, launch: RankLaunch, send: Say) -> None:
 
 
 def _put_in_ddp(step: Any) -> None:
-    """Have DDP average the gradients of a step.
+    """Have DDP average a step's gradients.
 
     DDP has to know if parameters get no gradient, such as those of a pooler: one backward without it shows that. After
     its first backward DDP makes its buckets anew.
@@ -321,7 +321,7 @@ def run_ranks(launch: RankLaunch, *, is_forking: bool) -> dict[str, int]:
 
 
 def _environment(launch: RankLaunch, rank: int) -> dict[str, str]:
-    """Return the variables of a rank, as torchrun sets them; gloo and NCCL listen to loopback only."""
+    """Return a rank's variables, as torchrun sets them; gloo and NCCL listen to loopback only."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": launch.nproc}
     # NCCL's RAS subsystem (from 2.24 on) would open a port too.
     sockets = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK, "NCCL_RAS_ENABLE": "0"}

@@ -28,7 +28,7 @@ _WAITING = re.compile(r"/torch/(distributed/(?!elastic)|autograd/graph\.py)")
 
 @dataclass
 class _Rank:
-    """The messages of a rank."""
+    """A rank's messages."""
 
     number: int
     pid: int = 0
@@ -56,7 +56,7 @@ class RanksWatch:
         self.problem_seconds = 0.0  # the time at which it was read
 
     def read(self) -> Iterator[tuple[str, Any]]:
-        """Read what the ranks have written since the last time, and yield the messages for the whole report."""
+        """Read what the ranks have written since the last time, and yield the messages for the report."""
         for path in sorted(self.folder.glob("*.messages")):
             rank = self.ranks.setdefault(int(path.stem), _Rank(int(path.stem)))
             with open(path, "rb") as file:
@@ -104,8 +104,8 @@ class RanksWatch:
             return self.first_problem.name, self.first_problem.stages[-1], self.first_problem.problem
         if problem is None or problem[0] != "timeout" or not self.ranks:
             return None
-        ranks, place = self._hanging()
-        stage = f"{ranks[0].stages[-1]}{place}"
+        ranks, location = self._hanging()
+        stage = f"{ranks[0].stages[-1]}{location}"
         if len(ranks) == len(self.ranks):
             return "the ranks", stage, problem
         numbers = ", ".join(str(rank.number) for rank in ranks)
@@ -128,7 +128,7 @@ class RanksWatch:
         return rank, kind, text
 
     def _hanging(self) -> tuple[Sequence[_Rank], str]:
-        """Return the ranks for which the others wait, and the place in the code where the first of them is.
+        """Return the ranks for which the others wait, and the place in the code where the first is.
 
         These have reached the earliest stage; of several those that are in no collective.
         """
@@ -168,7 +168,7 @@ class RanksWatch:
             return file.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """Kill the ranks, which are in a session of their own where they are not forked from the launcher."""
+        """Kill the ranks, which are in a separate session where they are not forked from the launcher."""
         for rank in self.ranks.values():
             if rank.pid:
                 with suppress(ProcessLookupError, PermissionError):

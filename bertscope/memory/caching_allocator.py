@@ -260,7 +260,7 @@ class Allocator:
 
 
 class Requests(Record, kw_only=False):
-    """The requests of a run to its allocator: a number allocates this block, its complement `~number` frees it."""
+    """A run's requests to its allocator: a number allocates this block, its complement `~number` frees it."""
 
     sizes: list[int]  # of the blocks
     streams: list[str]  # of the blocks
@@ -278,9 +278,9 @@ class Requests(Record, kw_only=False):
         return Requests(sizes, self.streams, start, first, step, self.renamed)
 
 
-# What a process did before the run: the model came from the CPU; a checkpoint lay on the card while the model was made
+# What a process did before the run: the model came from the CPU; a checkpoint lay on the GPU while the model was made
 # there; the same run of an equal model ended before, and its blocks stayed in the cache.
-MOVED, LOADED, AFTER_ANOTHER = "moved from the CPU", "checkpoint loaded on the card", "after another model"
+MOVED, LOADED, AFTER_ANOTHER = "moved from the CPU", "checkpoint loaded on the GPU", "after another model"
 
 
 def replayed(
@@ -317,7 +317,7 @@ def history(runs: Sequence[Requests], *, expandable_segments: bool = False) -> R
 def _take_steps(
     allocator: Allocator, runs: Sequence[Requests], checkpoint: Sequence[SegmentBlock] = (), *, empties: bool = False
 ) -> dict[int, SegmentBlock]:
-    """Take the steps, the first of them after the checkpoint is freed; return the blocks in use at the end.
+    """Take the steps, the first after the checkpoint is freed; return the blocks in use at the end.
 
     With `empties` the script calls torch.cuda.empty_cache() after each step.
     """

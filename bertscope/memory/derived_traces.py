@@ -90,7 +90,7 @@ class _Repetition:
     ) -> tuple[Callable[[int, int], int], list[_Row]]:
         """Return the number of a row that is moved by some layers, and the rows by number, which grow with each ask.
 
-        A row has a path and a rest, which `made` joins.
+        A row has a path and a rest, which `inputs` joins.
         """
         numbers: dict[Any, int] = {}
         numbered: list[_Row] = []
@@ -140,7 +140,7 @@ class _Repetition:
                 before = unit if unit is not None else before
 
     def _with_units(self, changes: list[int], start: int, stop: int) -> Iterator[tuple[Unit | None, int]]:
-        """Yield each event with the unit of its module; outside the encoder of its block; else of the event before.
+        """Yield each event with its module's unit; outside its block's encoder; else of the event before.
 
         A block without a unit that is freed outside all modules has none: autocast frees its weights in any order.
         """
@@ -291,14 +291,14 @@ def with_evaluation(trace: MemoryTrace, batch: MemoryTrace, run_config: RunConfi
     The model and the optimizer state exist already.
     """
     kinds = list(batch.fixed().kinds)
-    made = [number for number in batch.held if kinds[number].block.part == "inputs"]
+    inputs = [number for number in batch.held if kinds[number].block.part == "inputs"]
     before = [number for number in batch.held if kinds[number].block.variable.startswith(PREVIOUS)]
     left = [number for number in batch.changes if number >= 0 and kinds[number].block.variable]
     passes = list(zip(batch.changes, batch.place_of, strict=True))
-    order = [*_allocated(made + before), *passes, *_freed(left + made)]
+    order = [*_allocated(inputs + before), *passes, *_freed(left + inputs)]
     if run_config.eval_samples:
         passes = [(change, at) for change, at in passes if ~change not in before]
-        order = _with_logits(kinds, made, left, passes, run_config)
+        order = _with_logits(kinds, inputs, left, passes, run_config)
     kinds = [kind._replace(block=kind.block._replace(variable="")) for kind in kinds]
     first, first_place = len(trace.kinds), len(trace.places) + 1
     changes = [change + first if change >= 0 else change - first for change, _ in order]
@@ -317,7 +317,9 @@ def _freed(numbers: Iterable[int]) -> _Order:
     return [(~number, -1) for number in numbers]
 
 
-def _with_logits(kinds: list[Kind], made: list[int], left: list[int], passes: _Order, run_config: RunConfig) -> _Order:
+def _with_logits(
+    kinds: list[Kind], inputs: list[int], left: list[int], passes: _Order, run_config: RunConfig
+) -> _Order:
     """Return the changes of all batches, whose logits stay; between the first and the last the model does not run.
 
     A batch makes its inputs and leaves its outputs. Trainer joins the logits, and the labels, with those before.
@@ -326,11 +328,11 @@ def _with_logits(kinds: list[Kind], made: list[int], left: list[int], passes: _O
     is_wider = is_trainer and run_config.autocast is not None  # accelerate has outputs in fp32
     logits = [number for number in left if kinds[number].block.variable == "logits"]
     rest = [number for number in left if number not in logits]
-    labels = [number for number in made if "label" in kinds[number].block.path] * is_trainer
+    labels = [number for number in inputs if "label" in kinds[number].block.path] * is_trainer
 
     @cache
     def joined(number: int, count: int) -> int:
-        """Return the kind of the blocks of so many batches in one tensor."""
+        """Return the kind of the blocks of that many batches in one tensor."""
         block, size, *_ = kinds[number]
         size *= 2 if is_wider and block.dtype in ("bfloat16", "float16") else 1
         if (count, size) == (1, kinds[number].size_bytes) and number in logits:
@@ -341,10 +343,10 @@ def _with_logits(kinds: list[Kind], made: list[int], left: list[int], passes: _O
     def all_joined(count: int) -> list[int]:
         return [joined(number, count) for number in logits]
 
-    following = made * (last > 1 and is_trainer and run_config.device == CPU)  # which its loader has during the first
+    following = inputs * (last > 1 and is_trainer and run_config.device == CPU)  # which its loader has during the first
     order = _allocated(following)
     for count in range(1, last + 1):
-        order += [*_allocated(made), *_freed(made * (count > 1))]
+        order += [*_allocated(inputs), *_freed(inputs * (count > 1))]
         order += passes if count in (1, last) else _allocated(left)
         order += [*_freed(following * (count == 1)), *_freed(rest * (count > 1 or run_config.loop != PLAIN))]
         if is_wider:
@@ -355,19 +357,19 @@ def _with_logits(kinds: list[Kind], made: list[int], left: list[int], passes: _O
                 order += [*_allocated([joined(number, count)]), *_freed([joined(number, count - 1)] * (count > 1))]
     if is_trainer:
         ends = [*all_joined(last), *all_joined(1) * (last > 1), *(joined(number, last) for number in labels)]
-        return [*order, *_freed(ends + made)]
+        return [*order, *_freed(ends + inputs)]
     together = all_joined(last) * (last > 1)
     return [
         *order,
         *_allocated(together),
-        *_freed([*together, *logits * last, *rest * (run_config.loop == PLAIN), *made]),
+        *_freed([*together, *logits * last, *rest * (run_config.loop == PLAIN), *inputs]),
     ]
 
 
 def _with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
     """Return the step in which eager attention also saves the inputs of softmax, as torch before 1.11 does.
 
-    An input counts with the bytes of its output, for log_softmax too; a step without eager attention, which
+    An input counts with its output's bytes, for log_softmax too; a step without eager attention, which
     older versions do not have, stays as it is. Source: pull request pytorch/pytorch 65242.
     """
     blocks = [kind.block for kind in trace.kinds]

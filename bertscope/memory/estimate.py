@@ -60,7 +60,7 @@ class MemoryTraces:
         self.parameters = cache(lambda run_config: list(all_parameters(counted_model(source, run_config))))
 
     def trace(self, run_config: RunConfig) -> MemoryTrace:
-        """Return the trace of the step, from runs of this batch."""
+        """Return the step's trace, from runs of this batch."""
         if not self._repeats(run_config):
             return self._whole(run_config)
         short, kind = self._shallow(run_config, RAN), _kind(run_config)
@@ -97,11 +97,11 @@ class MemoryTraces:
         return inputs_for(model, run_config.batch, run_config.seq, described=run_config.input)
 
     def flops(self, run_config: RunConfig) -> int:
-        """Return the FLOPs of a step."""
+        """Return a step's FLOPs."""
         return step_flops(self.source, run_config)
 
     def facts(self, run_config: RunConfig) -> ModelFacts:
-        """Return the facts of the model as the run has it."""
+        """Return the model's facts as the run has it."""
         parallelism, path = run_config.parallelism, self.source.layer_path
         model = counted_model(self.source, run_config)
         return ModelFacts(
@@ -166,7 +166,7 @@ def _kind(run_config: RunConfig) -> RunConfig:
 
 
 def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
-    """Return the trace of a step with every layer of the source, in which nothing outlives its use."""
+    """Return a step's trace with every layer of the source, in which nothing outlives its use."""
     model = run_model(source, run_config)
     inputs = meta_inputs(model, run_config)
     with running(source, model, "fake tensors", run_config.input):
@@ -218,7 +218,7 @@ def module_trace(
             "need real ranks; leave the compilation out, or the ranks"
         )
     if not run_config.compile:
-        names = ", ".join(path or "the whole model" for path in paths[:3]) + (" ..." if paths[3:] else "")
+        names = ", ".join(path or "the model" for path in paths[:3]) + (" ..." if paths[3:] else "")
         text = f"compiled: {names}; estimated as torch.compile runs it with inductor"
         warnings.warn(BertscopeWarning(text), stacklevel=2)
     from bertscope.processes.folders import compile_environment
@@ -244,7 +244,7 @@ def _traced(
     module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None, layer_path: str,
     compiled: Collection[str] = (),
 ) -> MemoryTrace:  # fmt: skip
-    """Return the trace of a step with these modules compiled, in the context that compiles on fake tensors."""
+    """Return a step's trace with these modules compiled, in the context that compiles on fake tensors."""
     parallelism = zero_ranks(module, run_config.parallelism)
     batch, how = named_inputs(inputs, loss)
     ranks: AbstractContextManager[Any] = fake_ranks(parallelism) if parallelism.world_size > 1 else nullcontext()

@@ -46,7 +46,7 @@ _GRADIENT_FIELDS = {"batch", "seq", "checkpointing", "reentrant"}
 
 
 def fake_run(step: ModelStep) -> MemoryTrace:
-    """Return the trace of one step in the steady state on fake tensors; the caller enters FakeTensorMode.
+    """Return one step's trace in the steady state on fake tensors; the caller enters FakeTensorMode.
 
     Of several micro-batches one is recorded that begins with the gradients of another. The state of the optimizer
     exists for the parameters that get a gradient: a first optimizer step, which is not recorded, creates it after the
@@ -149,7 +149,7 @@ class StepLog(RunLog):
             self.marks.append((len(self.events), MemoryEvent(0, origin, position.phase, position.path, operator)))
 
     def block(self, number: int) -> Block:
-        """Return the origin of a block: one that is freed after the recomputation that allocated it is saved."""
+        """Return a block's origin: one that is freed after the recomputation that allocated it is saved."""
         if number not in self.origins:
             row = self.blocks[number]
             ended = self.events[row.freed].position.recomputation if row.freed >= 0 else None
@@ -185,7 +185,7 @@ class StepLog(RunLog):
 
 
 class StepDevice(Device):
-    """The device of a step: what its kernels allocate besides their results follows rules, as no mode sees it."""
+    """A step's device: what its kernels allocate besides their results follows rules, as no mode sees it."""
 
     def __init__(self, step: ModelStep) -> None:
         self.step, self.kind = step, step.run_config.device
@@ -229,7 +229,7 @@ class FakeDevice(StepDevice):
         return out
 
     def number(self, tensor: Any) -> Any:
-        """Return the value of a tensor of one element; other numbers that an optimizer reads are step counters."""
+        """Return the value of a one-element tensor; other numbers that an optimizer reads are step counters."""
         otherwise = 1 if self.recorder.phase == OPTIMIZER else None
         return self.answers.value(torch.ops.aten._local_scalar_dense.default, tensor, otherwise=otherwise)
 
@@ -314,7 +314,7 @@ class StepRecorder(Recorder):
                     self.living[number] = None
 
     def update_key(self) -> Hashable:
-        """Return all that decides the events of the optimizer step: its settings, threads, parameters and gradients."""
+        """Return all that decides the optimizer step's events: its settings, threads, parameters and gradients."""
         settings = vars(self.step.run_config).items()
         chosen = tuple(value for name, value in settings if name not in _GRADIENT_FIELDS)
         seen: dict[int, int] = {}  # storage -> number of the first parameter or gradient that has it
@@ -378,7 +378,7 @@ class StepRecorder(Recorder):
                 self._follow(number, tensor.untyped_storage())
 
     def _note_collective(self, kind: str, name: str, args: Any, tree: Any) -> None:
-        """Record a collective of these arguments, and mark the blocks of the tensors in `tree`.
+        """Record a collective of these arguments, and mark the tensors' blocks in `tree`.
 
         FSDP2 allocates the result of each in another stream than computation (foreach_all_gather and
         foreach_reduce of _fsdp_collectives.py).

@@ -14,11 +14,11 @@ from operator import itemgetter
 
 from bertscope.config import HEADS
 from bertscope.memory.simulator import Simulator, largest
-from bertscope.memory.summary import on_card, uncounted_notes
+from bertscope.memory.summary import for_gpu, uncounted_notes
 from bertscope.progress import progress, stage
 from bertscope.reports.memory import FitReport, FitRow
 from bertscope.reports.step import NO, UNCERTAIN, YES
-from bertscope.settings.checkpointing import NONE
+from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES, Parallelism, ranks_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.units import FP32
@@ -74,8 +74,8 @@ def fit_report(
     other = simulator.with_options(architecture=head.other) if head and head.other else None
     rows = []
     for variant in run_configs:
-        progress(f"{variant.checkpointing}, {variant.precision}, seq {variant.seq}")
-        run_config = on_card(variant, simulator.card)
+        progress(f"{variant.precision} {with_checkpointing(variant.checkpointing)}, seq {variant.seq}")
+        run_config = for_gpu(variant, simulator.gpu)
         row = fit_row(simulator, run_config, batch, is_exact=is_exact)
         if row.batch:
             row = replace(row, cost=simulator.timed(row.cost, replace(run_config, batch=row.batch)))
@@ -91,7 +91,7 @@ def fit_report(
         subject=replace(facts.subject, obtained="estimated"),
         run=replace(run_configs[0], **{name: getattr(RunConfig, name) for name in _VARIED}),
         budget_bytes=simulator.limit_bytes or 0,
-        card=simulator.card,
+        gpu=simulator.gpu,
         asked_batch=batch,
         rows=tuple(rows),
         other_head=other.source.architecture or "" if other else "",
@@ -125,8 +125,8 @@ def fewest_report(
         return replace(run_config, batch=-(-total // size), parallelism=ranks.of_size(size))
 
     for seq in seqs:
-        progress(f"one rank, seq {seq}")
-        runs = [replace(on_card(variant, simulator.card), seq=seq) for variant in variants]
+        progress(f"one GPU, seq {seq}")
+        runs = [replace(for_gpu(variant, simulator.gpu), seq=seq) for variant in variants]
         of_last = [run for run in runs if run.checkpointing == runs[-1].checkpointing]
         half = max(total // 2, 1)
         leanest = min(of_last, key=lambda run: simulator.needed_bytes(replace(run, batch=half)))
@@ -137,7 +137,7 @@ def fewest_report(
             if fewest[-1][0] <= 1 < len(world_sizes):
                 break
         fewest.sort(key=itemgetter(0))
-        with stage(f"all ranks, seq {seq}"):
+        with stage(f"best settings, seq {seq}"):
             for position, (number, ranks) in enumerate(fewest):
                 is_short = number == len(world_sizes)
                 size = world_sizes[number - is_short]

@@ -80,7 +80,7 @@ def embedding_bytes(width: int, ids: int, rows: int, itemsize: int, copied: int)
     return numbers + 4 * partial * width
 
 
-def sum_bytes(outputs: int, inputs: int, itemsize: int, card_threads: int) -> int:
+def sum_bytes(outputs: int, inputs: int, itemsize: int, gpu_threads: int) -> int:
     """Return the size of the global buffer of a column sum, such as a bias gradient, that several CTAs share.
 
     Each output sums `inputs` values in accumulators of `itemsize` bytes. The buffer stores one value for each output,
@@ -92,7 +92,7 @@ def sum_bytes(outputs: int, inputs: int, itemsize: int, card_threads: int) -> in
     height = min(_power(inputs, most), most // width)
     width = min(_power(outputs // together, most), most // height)
     each = -(-inputs // height)  # values that a thread adds, if the rows of the block share them
-    blocks, room = -(-outputs // (together * width)), card_threads // (width * height)
+    blocks, room = -(-outputs // (together * width)), gpu_threads // (width * height)
     if inputs < min(16 * height, _MOST_SUMMED) or each < _MOST_SUMMED or blocks > room:
         return 0
     sharing = max(min(-(-room // blocks), -(-each // _LEAST_SUMMED)), -(-each // _MOST_SUMMED))
@@ -204,7 +204,7 @@ def _rounded(number: int, multiple: int) -> int:
 # CublasHandlePool.cpp), and cuBLASLt's, which stays as well (measured on an H200 with torch 2.11).
 _LARGE_WORKSPACE_BYTES, _WORKSPACE_BYTES, _LARGE_FROM = 32 * 2**20, 8_519_680, 9
 LT_WORKSPACE_BYTES = 2**20
-MANY_THREADS = 132 * 2048  # of an H100: partial sums are larger than on most other cards
+MANY_THREADS = 132 * 2048  # of an H100: partial sums are larger than on most other GPUs
 # The first versions in which the allocator of torch has these workspaces, cuBLAS's (GitHub issue pytorch/pytorch 95668)
 # and cuBLASLt's (the runs of benchmarks/published.py, and an H200 with torch 2.11).
 _BLAS_FROM, _LT_FROM = (2, 0), (2, 7)
@@ -251,7 +251,7 @@ def by_thread(run_config: RunConfig, workspaces: int) -> tuple[tuple[str, int], 
 def placements(run_config: RunConfig, workspaces: int) -> tuple[tuple[tuple[str, int], ...], ...]:
     """Return where the workspaces may lie in the allocator, the usual place first.
 
-    A workspace in a hole between the step's blocks takes no room of its own. One that an earlier matrix product of the
+    A workspace in a hole between the step's blocks takes no further room. One that an earlier matrix product of the
     process made has an empty phase. All five placements occur in published runs (docs/accuracy.md).
     """
     both = by_thread(run_config, workspaces)

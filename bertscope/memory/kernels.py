@@ -1,7 +1,7 @@
 """The kernels of CPU and CUDA: their temporary memory, and CUDA's kernels on fake tensors of a machine without CUDA.
 
 A dispatch mode does not see what a kernel allocates and frees. A backward pass of fake CUDA tensors needs CUDA; the
-shape functions and autograd formulas of the fused kernels do not. Functions of torch.nn.functional are patched, since
+shape functions and autograd formulas of the fused kernels do not. Functions in torch.nn.functional are patched, since
 the autograd engine disables a function mode while it recomputes a checkpointed layer. CUDA's autocast lists are
 registered under the CPU's autocast key.
 """
@@ -337,7 +337,7 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
 
 
 def device_semantics(run_config: RunConfig) -> AbstractContextManager[None]:
-    """Return the context in which CPU tensors run as on the device of the run."""
+    """Return the context in which CPU tensors run as on the run's device."""
     return cuda_semantics(run_config) if run_config.device == CUDA else nullcontext()
 
 
@@ -430,8 +430,8 @@ def _sums_of_queries(query: torch.Tensor) -> int:
     return 4 * prod(rows) * (-(-length // 128) * 128) * (-(-width // 32) * 32 + 1)
 
 
-def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
-    """Return the temporary bytes that a CUDA kernel allocates; `card_threads` run at once on the GPU."""
+def cuda_scratch(operator: Any, args: Any, gpu_threads: int) -> int | Scratch:
+    """Return the temporary bytes that a CUDA kernel allocates; `gpu_threads` run at once on the GPU."""
     name = operator_name(operator)
     if name in MATRICES:
         return sum(int(args[position].nbytes) for position in MATRICES[name] if not is_read_by_blas(args[position]))
@@ -441,7 +441,7 @@ def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
         summed, dims = args[0], {dim % max(args[0].dim(), 1) for dim in args[1] or ()}
         if dims == set(range(len(dims))) and 0 < len(dims) < summed.dim():  # sums over the first dimensions
             sums = prod(summed.shape[len(dims) :])
-            return Scratch(SUM, (sums, summed.numel() // sums, max(summed.itemsize, _SUM_BYTES), card_threads))
+            return Scratch(SUM, (sums, summed.numel() // sums, max(summed.itemsize, _SUM_BYTES), gpu_threads))
     copied = contiguous_bytes(operator, args)
     match name:
         case "_scaled_dot_product_cudnn_attention":
@@ -465,10 +465,10 @@ def cuda_scratch(operator: Any, args: Any, card_threads: int) -> int | Scratch:
 
 def resident_threads(run_config: RunConfig) -> int:
     """Return how many threads the GPU runs at once: the run's GPU, else this machine's, else an H100."""
-    if not run_config.card_threads and may_have_cuda() and torch.cuda.is_available():
+    if not run_config.gpu_threads and may_have_cuda() and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         return int(properties.multi_processor_count * properties.max_threads_per_multi_processor)
-    return run_config.card_threads or MANY_THREADS
+    return run_config.gpu_threads or MANY_THREADS
 
 
 def statistics_bytes(operator: Any, args: Any, number: int, tensor: torch.Tensor, *, on_cuda: bool) -> int | None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from bertscope.memory.estimate import module_trace
 from bertscope.memory.step import meta_inputs, run_model
-from bertscope.model.keep import call_name, keep_operators
 from bertscope.model.modules import layer_lists
+from bertscope.model.save_policy import call_name, save_operators
 from bertscope.reports.plan import PlanOperator
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import RunConfig
@@ -28,13 +28,13 @@ _UNITS = 2  # of layers that run: the first may do what the others do not, such 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """The costs of one layer in a step; all layers in its list count as equal."""
+    """One layer's costs in a step; all layers in its list count as equal."""
 
     path: str
     layer_paths: tuple[str, ...]
     operators: tuple[PlanOperator, ...] = ()  # its matrix products
     flops: int = 0  # of its forward pass
-    always_flops: int = 0  # of products that run again in each plan: a later operator overwrites their output
+    always_flops: int = 0  # of products that each plan recomputes: a later operator overwrites their output
     moved_bytes: int = 0  # by what the recomputation runs besides matrix products
     whole: int = 0  # the last layers, which are not recomputed
 
@@ -59,7 +59,7 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     texts = run_config.batch * run_config.texts
     run_config = run_config.changed(checkpointing=NONE, batch=texts, loss=MODEL, compile=False, eval_batch=None)
     model = run_model(few, run_config)
-    keep_operators(model, {})  # no layer yet: it switches the cache of keys off
+    save_operators(model, {})  # no layer yet: it switches the cache of keys off
     records = {
         path: _LayerRuns(model.get_submodule(layers[-1])) for path, layers in layer_lists(model).items() if path in deep
     }
@@ -67,7 +67,9 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     with running(few, model, "fake tensors", run_config.input):
         module_trace(model, inputs, run_config, None, few.layer_path)
     return [
-        record.costs(path, deep[path]) for path, record in records.items() if record.first is not None and record.again
+        record.costs(path, deep[path])
+        for path, record in records.items()
+        if record.first is not None and record.recomputed
     ]
 
 
@@ -78,7 +80,7 @@ class _LayerRuns:
         from torch.utils.checkpoint import checkpoint
 
         self.first: RunLog | None = None
-        self.again = 0  # operators of the repetition
+        self.recomputed = 0  # operators of the repetition
         layer.forward = partial(checkpoint, partial(self.run, layer.forward), use_reentrant=False)
 
     def __deepcopy__(self, memo: object) -> _LayerRuns:
@@ -97,7 +99,7 @@ class _LayerRuns:
         finally:
             recorder.close()
             if in_backward():
-                self.again = sum(map(_counts, recorder.log.calls))
+                self.recomputed = sum(map(_counts, recorder.log.calls))
             else:
                 self.first = recorder.log
 
@@ -122,22 +124,22 @@ class _LayerRuns:
                 number=calls[name],
                 torch_name=call.operator.name().removeprefix("aten::"),
                 module=call.position.path,
-                kept_bytes=saved[number],
+                output_bytes=saved[number],
                 flops=cost(*row)[1],
-                again=len(ran) < self.again,
+                recomputed=len(ran) < self.recomputed,
             )
             ran.append(operator)
             calls[name] += 1
-            moved += bytes_moved(*row) if operator.again and not operator.flops else 0
+            moved += bytes_moved(*row) if operator.recomputed and not operator.flops else 0
             if number in overwritten:
                 lost.append(operator)
-        products = [product for product in ran if product.flops and product.kept_bytes and product not in lost]
+        products = [product for product in ran if product.flops and product.output_bytes and product not in lost]
         return LayerCosts(
             path=path,
             layer_paths=tuple(layers),
             operators=tuple(replace(product, calls=calls[product.name]) for product in products),
             flops=sum(operator.flops for operator in ran),
-            always_flops=sum(product.flops for product in lost if product.again),
+            always_flops=sum(product.flops for product in lost if product.recomputed),
             moved_bytes=moved,
         )
 

@@ -1,4 +1,4 @@
-"""The steps of an epoch for sequences of real lengths: their shapes, memory and FLOPs for each way to make batches.
+"""An epoch's steps for sequences of real lengths: their shapes, memory and FLOPs for each way to make batches.
 
 Steps of few lengths run on fake tensors. Between them each tensor grows evenly, or with both sides of a matrix of
 length x length; where that does not hold, the next length that ran counts. FLOPs are taken from the parabola
@@ -53,7 +53,7 @@ def traced_lengths(lengths: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Batching:
-    """One way to make batches: the shapes of its steps with the number of each in an epoch, and the worst one.
+    """One way to make batches: its steps' shapes with the number of each in an epoch, and the worst one.
 
     `size` are the sequences of a batch, or for `packed` and `tokens` its most tokens.
     """
@@ -138,7 +138,6 @@ class Data:
                     before = share
 
     def _grouped(self, batch: int) -> Counter[StepShape]:
-        """Return the batches of transformers' group_by_length for a random order."""
         together = batch * max(min(self.total // (4 * batch), _MEGABATCHES), 1)
         shapes: Counter[StepShape] = Counter()
         for start in range(0, self.total, together):
@@ -169,7 +168,7 @@ class Data:
 
 
 class LengthSteps:
-    """The steps of a run at other lengths: their peaks, FLOPs and largest batches."""
+    """A run's steps at other lengths: their peaks, FLOPs and largest batches."""
 
     def __init__(self, simulator: Simulator, run: RunConfig, data: Data, *, is_exact: bool = True) -> None:
         self.is_exact = is_exact
@@ -229,11 +228,11 @@ class LengthSteps:
         return token_bytes(self.data.longest) <= (1 + _NO_SCORES) * token_bytes(self.data.even)
 
     def peak(self, shape: StepShape) -> float:
-        """Return the peak of a step with padding, in tensors."""
+        """Return a step's peak with padding, in tensors."""
         return self._bytes(self.padded, *shape)
 
     def flops(self, seq: int) -> float:
-        """Return the FLOPs of one sequence."""
+        """Return one sequence's FLOPs."""
         near = sorted(self.traced, key=lambda traced: abs(traced - seq))[:3]
         return sum(
             self._flops(length) * prod((seq - other) / (length - other) for other in near if other != length)
@@ -266,7 +265,7 @@ class LengthSteps:
         return replace(row, cost=replace(row.cost, time=self._time(row)))
 
     def _time(self, row: LengthsRow) -> StepTime | None:
-        """Return the time of an epoch from a step of mean length, scaled by FLOPs."""
+        """Return an epoch's time from a step of mean length, scaled by FLOPs."""
         mean = self.data.tokens / self.data.total / (1 - row.padding)
         seq = min(self.traced, key=lambda traced: abs(traced - mean))
         run = replace(self.padded, batch=max(round(self.data.total / row.batches), 1), seq=seq)

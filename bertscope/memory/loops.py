@@ -63,7 +63,6 @@ def loop_script(source: ModelSource, run: RunConfig) -> str:
 
 
 def _loop(run: RunConfig, has_loss: bool) -> str:
-    """Return the text of a step of `training_loop` with these settings."""
     forward = [f"loss = {_forward(run, 'batch')}"]
     if run.loss == MODEL:
         forward = [f"output = {_forward(run, 'batch')}"]
@@ -138,7 +137,6 @@ class _Settled(ast.NodeTransformer):
 
 
 def _model(source: BertSource, run: RunConfig) -> list[str]:
-    """Return the lines that make the model."""
     name_or_path = source.name if source.name in preset_paths() or source.path is None else str(source.path)
     options = {"architecture": source.architecture, "attention": source.config.attn_implementation,
                "add_pooling_layer": source.add_pooling_layer if source.architecture == "BertModel" else None,
@@ -167,7 +165,6 @@ def _model(source: BertSource, run: RunConfig) -> list[str]:
 
 
 def _batch(source: BertSource, model: Any, run: RunConfig) -> list[str]:
-    """Return the lines that make a batch."""
     inputs, device = meta_inputs(model, run), f"device={run.device!r}"
 
     def values(name: str, like: Any) -> str:

@@ -1,7 +1,7 @@
 """Optimizers that torch does not have, with the state and the temporary memory of a published implementation.
 
 Only memory matters here: steps run with a learning rate of 0. A fused kernel allocates nothing, so its step is one
-operator in place; its parameters and state do not get the values of the kernel.
+operator in place; its parameters and state do not get the kernel's values.
 """
 
 from collections.abc import Iterable, Iterator
@@ -110,7 +110,7 @@ class AdamW8bit(_LoopOptimizer):
 
 
 class TransformersAdamW(_LoopOptimizer):
-    """The AdamW of transformers up to 4, `adamw_hf`: two moments; temporaries as in 4.43.4 (optimization.py)."""
+    """The AdamW in transformers up to 4, `adamw_hf`: two moments; temporaries as in 4.43.4 (optimization.py)."""
 
     def _update(self, trained: _Trained) -> None:
         for param, grad, state, lr in trained:
@@ -121,7 +121,7 @@ class TransformersAdamW(_LoopOptimizer):
 
 
 class TransformersAdafactor(_LoopOptimizer):
-    """The Adafactor of transformers (Shazeer and Stern 2018, arXiv:1804.04235), as its Trainer makes it.
+    """The Adafactor in transformers (Shazeer and Stern 2018, arXiv:1804.04235), as its Trainer makes it.
 
     The means of squared gradients over rows and columns, without momentum; temporaries as in 4.43.4 (optimization.py).
     """

@@ -1,11 +1,11 @@
 """`plan`: the operators to save for backward so that a step fits under a limit at the lowest recompute cost.
 
-A layer may keep the output of each of its matrix products, or compute it again. The products are taken in the order of
-the FLOPs that a kept byte saves, layer by layer from the last one, until the memory is full: this meets the front of
-all sets of products (all 256 sets of a layer of BERT were tried), and layers that keep more than others fill what is
-left. The last layers keep more, since their backward pass comes first. A layer without recomputation needs more bytes
+A layer may save the output of each of its matrix products, or recompute it. The products are taken in the order of
+the FLOPs that a byte avoids, layer by layer from the last one, until the memory is full: this meets the front of
+all sets of products (all 256 sets of a layer of BERT were tried), and layers that save more than others fill what is
+left. The last layers save more, since their backward pass comes first. A layer without recomputation needs more bytes
 and saves no further FLOPs: the last one is where its recomputation would need the same memory at once, others where all
-products are kept. Each plan that is shown was run on fake tensors.
+products are saved. Each plan that is shown was run on fake tensors.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import BertscopeError, Reason, SelectionError, name_of
 from bertscope.memory.simulator import LARGEST_BATCH, Simulator, largest
-from bertscope.memory.summary import on_card
+from bertscope.memory.summary import for_gpu
 from bertscope.progress import progress
 from bertscope.reports.base import Note
 from bertscope.reports.plan import FLOPS, TIME, PlanList, PlanOperator, PlanPoint, PlanReport, PlanRow
 from bertscope.reports.step import NO, YES
-from bertscope.settings.checkpointing import NONE, Kept, kept_text
+from bertscope.settings.checkpointing import NONE, Saved, saved_text
 from bertscope.settings.parallelism import ONE_PROCESS
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import TRAINING, RunConfig
@@ -34,7 +34,7 @@ from bertscope.sources.model_source import ModelSource
 if TYPE_CHECKING:
     from bertscope.memory.layer_operators import LayerCosts
 
-# A product that some layers of a list keep and others do not makes a further kind of layer to run. After one of this
+# A product that some layers of a list save and others do not makes a further kind of layer to run. After one of this
 # share of the layers' FLOPs, 1 % of the FLOPs of a step, no further product fills what is left.
 _FINE = 0.03
 _FINEST = 0.005
@@ -43,7 +43,7 @@ _TRIED = 16  # plans that a search runs at most
 # one that needs so many times the memory.
 _FIRST, _FURTHER = (10, 1.05), (4, 1.02)
 _LEANER = 3  # rows below the answer
-Counts = tuple[int, ...]  # for each product in order: the number of layers, the last ones, that keep it
+Counts = tuple[int, ...]  # for each product in order: the number of layers, the last ones, that save it
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class PlanSpace:
 
     @cached_property
     def products(self) -> tuple[tuple[LayerCosts, PlanOperator], ...]:
-        """Return the products that would run again, those that save the most FLOPs for a byte first."""
-        again = [(costs, product) for costs in self.lists for product in costs.operators if product.again]
-        return tuple(sorted(again, key=lambda item: (-item[1].flops / item[1].kept_bytes, -item[1].kept_bytes)))
+        """Return the products that recomputation would run, those with the most FLOPs for a byte first."""
+        again = [(costs, product) for costs in self.lists for product in costs.operators if product.recomputed]
+        return tuple(sorted(again, key=lambda item: (-item[1].flops / item[1].output_bytes, -item[1].output_bytes)))
 
     @property
     def everything(self) -> Counts:
-        """Return the plan that keeps all products."""
+        """Return the plan that saves all products."""
         return tuple(costs.recomputed for costs, _ in self.products)
 
     def with_whole(self, count: int) -> PlanSpace:
@@ -72,21 +72,21 @@ class PlanSpace:
         return PlanSpace(tuple(lists))
 
     def filled(self, room_bytes: int) -> Counts:
-        """Return the plan that keeps products of that many bytes."""
+        """Return the plan that saves products of that many bytes."""
         counts = []
         for costs, product in self.products:
-            count = max(min(costs.recomputed, room_bytes // product.kept_bytes), 0)
+            count = max(min(costs.recomputed, room_bytes // product.output_bytes), 0)
             is_last = count < costs.recomputed and product.flops <= _FINE * self.flops
-            room_bytes = 0 if is_last else room_bytes - count * product.kept_bytes
+            room_bytes = 0 if is_last else room_bytes - count * product.output_bytes
             counts.append(count)
         return tuple(counts)
 
-    def kept_bytes(self, counts: Counts) -> int:
-        """Return the bytes of all kept outputs."""
-        return sum(count * product.kept_bytes for count, (_, product) in zip(counts, self.products, strict=True))
+    def saved_bytes(self, counts: Counts) -> int:
+        """Return the bytes of all saved outputs."""
+        return sum(count * product.output_bytes for count, (_, product) in zip(counts, self.products, strict=True))
 
-    def flops_again(self, counts: Counts) -> int:
-        """Return the FLOPs of matrix products of a forward and backward pass that run again."""
+    def recompute_flops(self, counts: Counts) -> int:
+        """Return the FLOPs of matrix products that recomputation adds to a forward and backward pass."""
         pairs = zip(counts, self.products, strict=True)
         always = sum(costs.recomputed * costs.always_flops for costs in self.lists)
         return always + sum((costs.recomputed - count) * product.flops for count, (costs, product) in pairs)
@@ -98,48 +98,54 @@ class PlanSpace:
 
     @property
     def moved_bytes(self) -> int:
-        """Return the bytes that the other operators move again."""
+        """Return the bytes that the other operators move in the recomputation."""
         return sum(costs.recomputed * costs.moved_bytes for costs in self.lists)
 
     def leanest(self, flops: float) -> Counts:
         """Return the plan with the fewest bytes and fewer recompute FLOPs; without one the plan of all products."""
-        most = self.kept_bytes(self.everything)
-        size = bisect_left(range(most), True, key=lambda size: self.flops_again(self.filled(size)) < flops)
+        most = self.saved_bytes(self.everything)
+        size = bisect_left(range(most), True, key=lambda size: self.recompute_flops(self.filled(size)) < flops)
         return self.filled(size)
 
     def next(self, counts: Counts) -> Counts:
         """Return the plan with the fewest bytes more and fewer recompute FLOPs; the same if there is none."""
-        saved_bytes, flops = self.kept_bytes(counts), self.flops_again(counts)
-        for size in sorted({product.kept_bytes for _, product in self.products}):
+        saved_bytes, flops = self.saved_bytes(counts), self.recompute_flops(counts)
+        for size in sorted({product.output_bytes for _, product in self.products}):
             plan = self.filled(saved_bytes + size)
-            if self.flops_again(plan) < flops:
+            if self.recompute_flops(plan) < flops:
                 return plan
         return self.everything if flops else counts
 
     def in_lists(self, counts: Counts) -> tuple[PlanList, ...]:
-        """Return what each list of layers keeps; layers that keep the same are one item."""
+        """Return what each list of layers saves; layers that save the same are one item."""
         items: list[PlanList] = []
         for costs in self.lists:
             pairs = zip(counts, self.products, strict=True)
             first = {product: costs.recomputed - count for count, (other, product) in pairs if other is costs}
             groups: dict[tuple[PlanOperator, ...], list[int]] = {}
             for layer in range(costs.recomputed):
-                saved = tuple(item for item in costs.operators if item.again and layer >= first[item])
+                saved = tuple(item for item in costs.operators if item.recomputed and layer >= first[item])
                 groups.setdefault(saved, []).append(layer)
             is_numbered = costs.layer_paths == tuple(f"{costs.path}.{number}" for number in range(costs.layers))
             for saved, layers in groups.items():
-                again = tuple(item for item in costs.operators if item.again and item not in saved)
-                item = PlanList(path=costs.path, layers=costs.layers, recomputed=tuple(layers), kept=saved, again=again)
+                recomputed = tuple(item for item in costs.operators if item.recomputed and item not in saved)
+                item = PlanList(
+                    path=costs.path,
+                    layers=costs.layers,
+                    recomputed=tuple(layers),
+                    saved=saved,
+                    recomputed_operators=recomputed,
+                )
                 items.append(item if is_numbered else replace(item, layer_paths=costs.layer_paths))
         return tuple(items)
 
 
 def strategy_text(lists: Sequence[PlanList]) -> str:
     """Return the strategy of checkpointing that recomputes these layers so."""
-    return kept_text(
-        Kept(
+    return saved_text(
+        Saved(
             path=row.path,
-            operators=frozenset(f"{product.name}.{product.number}" for product in row.kept),
+            operators=frozenset(f"{product.name}.{product.number}" for product in row.saved),
             layers=None if len(row.recomputed) == row.layers else frozenset(row.recomputed),
         )
         for row in lists
@@ -158,7 +164,7 @@ class PlanSearch:
 
     @cached_property
     def space(self) -> PlanSpace:
-        """Return the plans of the run, whatever its optimizer is."""
+        """Return the run's plans, whatever its optimizer is."""
         return self.space_of(self.simulator, self.run_config.changed(optimizer="none"))
 
     @cached_property
@@ -178,8 +184,8 @@ class PlanSearch:
             return self._timed(self.plain)
         lean = self.space.filled(0)
         if not self.space.products:
-            raise SelectionError("the model has no layers whose matrix products a plan could keep or compute again")
-        # When the last layer is recomputed, all that it saves is there, as if it were kept whole.
+            raise SelectionError("the model has no layers whose matrix products a plan could save or recompute")
+        # When the last layer is recomputed, all that it saves is there, as if it were not recomputed.
         most = sum(costs.layers - 1 for costs in self.space.lists)
         spaces = [self.space.with_whole(count) for count in (1, 0) if count <= most]
         starts = [(space, lean) for space in spaces if self.row(space, lean).answer == YES]
@@ -193,11 +199,13 @@ class PlanSearch:
         for space in (space for space in spaces if space is not starts[0][0]):
             least = self._cost(self._best())[0] / self.run_config.accumulate - self.byte_flops * space.moved_bytes
             better = space.leanest(least)
-            if space.flops_again(better) < least and self.row(space, better).answer == YES:
+            if space.recompute_flops(better) < least and self.row(space, better).answer == YES:
                 self._narrow(space, better)
         while (further := self._further()) is not None:
             self._narrow(*further)
-        if not any(costs.again for costs in self._best().lists):  # further layers kept whole move fewer bytes
+        if not any(
+            costs.recomputed_operators for costs in self._best().lists
+        ):  # further layers without recomputation move fewer bytes
             spaces = [self.space.with_whole(count) for count in range(most + 1)]
             largest(lambda count: self.row(spaces[count], spaces[count].everything).answer == YES, most)
         return self._timed(self._best())
@@ -209,7 +217,7 @@ class PlanSearch:
         return max(cheaper, key=self._cost, default=None)
 
     def rank(self, is_timed: bool) -> tuple[bool, bool, float, int]:
-        """Return what makes the answer better, the smaller the better: no change, then the time or the share again."""
+        """Return what makes the answer better, the smaller the better: no change, then the time or the share."""
         answer = self.answer
         cost = (_seconds(answer) if is_timed else None) or answer.recompute_share
         return answer.answer != YES, bool(self.changes), cost, len(self.changes)
@@ -217,7 +225,7 @@ class PlanSearch:
     def _beyond(self, space: PlanSpace, plan: Counts, number: int, most: float) -> Counts | None:
         """Run a plan and the next ones, `number` in all, that need up to `most` times the memory.
 
-        Return the cheapest that fits. The allocator's free blocks may fit one of them, but no leaner one.
+        Return the cheapest that fits. The allocator's free blocks may fit one, but no leaner one.
         """
         fitting = None
         for _ in range(number):
@@ -240,19 +248,19 @@ class PlanSearch:
         return min((row for row in self.rows.values() if row.answer == YES), key=self._cost)
 
     def _cost(self, row: PlanRow) -> tuple[float, int]:
-        return (row.cost.recompute_flops or 0) + self.byte_flops * row.moved_bytes_again, row.moved_bytes_again
+        return (row.cost.recompute_flops or 0) + self.byte_flops * row.recompute_moved_bytes, row.recompute_moved_bytes
 
     def _narrow(self, space: PlanSpace, low: Counts) -> None:
         """Run plans until none is between one that fits and one that does not; `low` fits.
 
         A gap of at most _FINEST of the layers' FLOPs stays.
         """
-        flops, saved_bytes = space.flops_again, space.kept_bytes
+        flops, saved_bytes = space.recompute_flops, space.saved_bytes
         least, top = -1, saved_bytes(space.everything) + 1  # FLOPs and bytes of a plan that does not fit
         last = self.row(space, low)
         stride = 0  # how many plans to go on, where the last one fits and has the fewest bytes more than the one before
         for _ in range(_TRIED):
-            free = self.simulator.usable_bytes - last.cost.gpu_bytes  # as if each kept byte were one at the peak
+            free = self.simulator.usable_bytes - last.cost.gpu_bytes  # as if each saved byte were one at the peak
             room = (saved_bytes(low) if last.answer == YES else top) + free
             if stride:
                 ahead = reduce(lambda plan, _: space.next(plan), range(stride), low)
@@ -273,11 +281,11 @@ class PlanSearch:
         if not self.answer.lists or self.answer.answer != YES:
             return
         products = self.space.products
-        rates = [product.flops / product.kept_bytes for _, product in products]
+        rates = [product.flops / product.output_bytes for _, product in products]
         ends = [number for number in range(1, len(rates)) if rates[number - 1] > rates[number]]
         plans = [tuple(costs.layers * (number < end) for number, (costs, _) in enumerate(products)) for end in ends]
         above = (self.answer.cost.recompute_flops or 0) // self.run_config.accumulate
-        leaner = [plan for plan in plans if self.space.flops_again(plan) > above][-_LEANER:]
+        leaner = [plan for plan in plans if self.space.recompute_flops(plan) > above][-_LEANER:]
         for plan in (*reversed(leaner), self.space.filled(0)):
             row = self.row(self.space, plan)
             if row.peak_bytes < self.answer.peak_bytes and row.answer == YES:
@@ -287,18 +295,18 @@ class PlanSearch:
         """Return a plan with its memory; without a space the run without recomputation."""
         if (space, counts) in self.rows:
             return self.rows[space, counts]
-        progress(f"plan {len(self.rows) + 1}")
+        progress(f"simulating plan {len(self.rows) + 1}")
         lists = space.in_lists(counts) if space else ()
         run = replace(self.run_config, checkpointing=strategy_text(lists))
-        again = run.accumulate * space.flops_again(counts) if space else 0
-        step_flops = self.simulator.flops(replace(run, checkpointing=NONE)) + again
+        recomputed = run.accumulate * space.recompute_flops(counts) if space else 0
+        step_flops = self.simulator.flops(replace(run, checkpointing=NONE)) + recomputed
         self.rows[space, counts] = PlanRow(
             checkpointing=run.checkpointing,
             batch=run.batch,
             accumulate=run.accumulate,
-            cost=self.simulator.cost(run, recompute_flops=again, step_flops=step_flops),
-            recompute_share=again / (space.flops * run.accumulate) if space and space.flops else 0.0,
-            moved_bytes_again=run.accumulate * space.moved_bytes if space else 0,
+            cost=self.simulator.cost(run, recompute_flops=recomputed, step_flops=step_flops),
+            recompute_share=recomputed / (space.flops * run.accumulate) if space and space.flops else 0.0,
+            recompute_moved_bytes=run.accumulate * space.moved_bytes if space else 0,
             changes=self.changes,
             lists=lists,
         )
@@ -322,16 +330,16 @@ def plan_report(
     Without measured times it has the fewest recompute FLOPs. `changed_run` returns the run with each of the `changes`;
     they are tried if no run before them fits without recomputation, and are the answer if no run without them fits.
     With `batch_total` the micro-batch is the largest one that needs none, else the smallest, or a larger one that takes
-    less time. Raises SelectionError for a model without products to keep, and for inference.
+    less time. Raises SelectionError for a model without products to save, and for inference.
     """
     searches: list[PlanSearch] = []
     notes: list[Note] = []
-    gpu, space_of = simulator.card, cache(_space)
+    gpu, space_of = simulator.gpu, cache(_space)
     for change in ({}, *changes):
         try:
             run = changed_run(change) if change and changed_run else first
             other = simulator.with_options(lora=change["lora"]) if "lora" in change else simulator
-            searches.append(_sized(PlanSearch(other, on_card(run, gpu), space_of, change), batch_total))
+            searches.append(_sized(PlanSearch(other, for_gpu(run, gpu), space_of, change), batch_total))
         except BertscopeError as error:
             if not change:
                 raise
@@ -351,9 +359,9 @@ def plan_report(
     return PlanReport(
         subject=replace(facts.subject, obtained="estimated"),
         units=facts.units,
-        run=on_card(first, gpu).changed(checkpointing=NONE),
+        run=for_gpu(first, gpu).changed(checkpointing=NONE),
         budget_bytes=simulator.limit_bytes or 0,
-        card=gpu,
+        gpu=gpu,
         batch_total=batch_total,
         objective=TIME if is_timed else FLOPS,
         rows=tuple(rows),
@@ -379,9 +387,9 @@ def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
     """Return the search with the micro-batch of a batch of an optimizer step, after it."""
     run = search.run_config
     if run.mode != TRAINING:
-        raise SelectionError(f"a plan is for training; {run.mode} keeps nothing for a backward pass")
+        raise SelectionError(f"a plan is for training; {run.mode} saves nothing for a backward pass")
     if run.reentrant:
-        raise SelectionError("reentrant checkpointing keeps no operators; leave reentrant out")
+        raise SelectionError("reentrant checkpointing saves no single operators; leave reentrant out")
     total = batch_total or 0
     most = rows(RunConfig)["accumulate"].below
     sizes = [size for size in range(min(total, LARGEST_BATCH), 0, -1) if total % size == 0 and total // size < most]
@@ -432,7 +440,7 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
     operators = {row_list.path: row_list.operators for row_list in _space(simulator, run).lists}
     for row_list in row.lists:
         names = {(item.name, item.number, item.module) for item in operators.get(row_list.path, ())}
-        for item in row_list.kept:
+        for item in row_list.saved:
             if (item.name, item.number, item.module) not in names:
                 raise SelectionError(
                     f"the plan was made by {planned_by}, and now the layers of {row_list.path} call no "

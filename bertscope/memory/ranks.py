@@ -1,4 +1,4 @@
-"""The ranks of a job: the strategies of settings/parallelism.py, and one process instead of all ranks.
+"""A job's ranks: the strategies of settings/parallelism.py, and one process instead of all ranks.
 
 A strategy is applied to a model as a training script does it; torch does the work. In the one process collectives
 return at once, and this rank has its part of the model.
@@ -130,10 +130,10 @@ def make_meshes(parallelism: Parallelism, device: str) -> Meshes:
 
 
 def layers_of(model: nn.Module, path: str) -> list[nn.Module]:
-    """Return the units that a strategy divides one by one: the layers of the list at `path`.
+    """Return the units that a strategy divides one by one: the list's layers at `path`.
 
     Without a path those modules that transformers does not split among devices, else the layers of lists of one class,
-    else the children of the model: what accelerate and users of fully_shard take.
+    else the model's children: what accelerate and users of fully_shard take.
     """
     if path:
         return list(model.get_submodule(path).children())
@@ -273,7 +273,7 @@ def parallelize_fakes(
 
 
 def _with_buckets(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Have backward reduce the gradient of each parameter in a bucket for that parameter, and return the buckets.
+    """Have backward reduce each parameter's gradient in a bucket for that parameter, and return the buckets.
 
     DDP itself reads values, which fake tensors do not have; one of its buckets holds several gradients. It broadcasts
     the buffers before forward, and copies each gradient to its bucket, which exists between the steps too.

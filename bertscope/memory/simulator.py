@@ -23,8 +23,8 @@ from bertscope.memory.summary import (
     ModelFacts,
     device_cost,
     estimated,
+    for_gpu,
     memory_report,
-    on_card,
     replay,
     reserved_range,
     step_cost,
@@ -36,7 +36,7 @@ from bertscope.progress import progress
 from bertscope.reports.json import NUMBER, checked
 from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, StepCost, usable
-from bertscope.settings.checkpointing import NONE
+from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.run_config import CUDA, FREED, RunConfig
 from bertscope.settings.training import MODEL, mini_batch
 from bertscope.sources.model_source import ModelSource
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 LARGEST_BATCH, _MOST_LINES = 2**20, 8
 _MULTIPLE = 8  # of which a rounded batch is one
-_LIMIT = ("card", "limit_bytes", "overhead", "margin", "timer")  # attributes of a simulator
+_LIMIT = ("gpu", "limit_bytes", "overhead", "margin", "timer")  # attributes of a simulator
 _SHOWN_BATCHES = (8, 32)
 _KEPT = 32  # traces of about 1 MiB: a search needs its last ones, and the next budget the same runs
 
@@ -57,7 +57,7 @@ _KEPT = 32  # traces of about 1 MiB: a search needs its last ones, and the next 
 _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "trace": (MemoryTrace.data, MemoryTrace.read),
     "scalable_trace": (
-        lambda found: found and found.data(),
+        lambda placements: placements and placements.data(),
         lambda data: None if data is None else MemoryTrace.read(data),
     ),
     "flops": (int, lambda data: int(checked(data, NUMBER))),
@@ -75,7 +75,7 @@ class Simulator:
         self.source, self.one_batch = source, one_batch or source.has_own_dtypes
         self.limit_bytes: int | None = None
         self.margin = 0.0  # the share of the limit that a step which fits leaves free
-        self.card: Gpu | None = None
+        self.gpu: Gpu | None = None
         self.overhead = Overhead()
         self.timer: Timer | None = None
         self.rows: Mapping[str, str] = {}  # of each module's path, once there is a limit
@@ -94,7 +94,7 @@ class Simulator:
         """
         gpu = memory if isinstance(memory, Gpu) else None
         return self._changed(
-            card=gpu,
+            gpu=gpu,
             limit_bytes=memory.memory_bytes if isinstance(memory, Gpu) else memory,
             overhead=overhead(run_config, context_bytes, gpu),
             rows=self.facts(run_config).rows,
@@ -112,14 +112,13 @@ class Simulator:
         return self._limiting(self.others.setdefault("scaling", Simulator(self.source)))
 
     def with_options(self, **options: Any) -> Simulator:
-        """Return the simulator of the source with these options, under the same limit."""
+        """Return the source's simulator with these options, under the same limit."""
         key = tuple(options.items())
         if key not in self.others:
             self.others[key] = Simulator(self.source.with_options(**options), one_batch=self.one_batch)
         return self._limiting(self.others[key])
 
     def _limiting(self, known: Simulator) -> Simulator:
-        """Return another simulator under the limit of this one."""
         return known._changed(**{name: getattr(self, name) for name in _LIMIT})
 
     def _changed(self, **attributes: Any) -> Simulator:
@@ -147,7 +146,7 @@ class Simulator:
         return all(is_saved(name, self.source, run, threads) for name, run in needed)
 
     def _trace(self, run_config: RunConfig) -> MemoryTrace:
-        """Return the trace of a step; a user's own code runs at this very batch.
+        """Return a step's trace; a user's own code runs at this very batch.
 
         With mini-batches it is extrapolated in the examples after the first one; a CPU has a random state for each.
         """
@@ -178,24 +177,24 @@ class Simulator:
         return scalable
 
     def flops(self, run_config: RunConfig) -> int:
-        """Return the FLOPs of a step: with the model's own loss of one sequence, times the batch."""
+        """Return a step's FLOPs: with the model's own loss of one sequence, times the batch."""
         run = _counted(run_config)
         flops: int = self._known("flops", run)
         return run_config.batch // run.batch * flops
 
     def facts(self, run_config: RunConfig) -> ModelFacts:
-        """Return the facts of the model as the run has it, which do not change with sizes and recomputation."""
+        """Return the model's facts as the run has it, which do not change with sizes and recomputation."""
         facts: ModelFacts = self._known("facts", _plain(run_config))
         return facts
 
     # ---- what a step costs ----
 
     def cost(self, run_config: RunConfig, known: StepCost | None = None, **fields: Any) -> StepCost:
-        """Return the cost of a step, under the limit if there is one; `known` is its cost without a limit."""
+        """Return a step's cost, under the limit if there is one; `known` is its cost without a limit."""
         trace, limit, room = self.trace(run_config), self.limit_bytes, self.overhead
         rows = self.rows or self.facts(run_config).rows
         if limit is None:
-            return step_cost(trace, rows, **device_cost(trace, run_config, self.card), **fields)
+            return step_cost(trace, rows, **device_cost(trace, run_config, self.gpu), **fields)
         least, lacking = max(trace.peak_bytes - self.most_bytes, 0), self.excess_bytes(run_config)
         if run_config.device == CUDA:
             lacking = max(self.missing_bytes(run_config, laid) for laid in self.placements(run_config))
@@ -214,7 +213,7 @@ class Simulator:
         return replace(known, **fields) if known else step_cost(trace, rows, **fields)
 
     def timed(self, cost: StepCost, run_config: RunConfig) -> StepCost:
-        """Return the cost with the time of the step, if times are wanted."""
+        """Return the cost with the step's time, if times are wanted."""
         return replace(cost, time=self.timer.time(self, run_config)) if self.timer else cost
 
     def answer(self, run_config: RunConfig) -> str:
@@ -225,7 +224,7 @@ class Simulator:
 
     @property
     def usable_bytes(self) -> int:
-        """Return the bytes of the limit without the margin."""
+        """Return the limit's bytes without the margin."""
         return usable(self.limit_bytes or 0, self.margin)
 
     @property
@@ -234,13 +233,13 @@ class Simulator:
         return (self.limit_bytes or 0) - self.overhead.lowest_bytes
 
     def is_served(self, run_config: RunConfig) -> bool:
-        """Return True if the run fits with the upper context, on CUDA with the fragmentation of the allocator."""
+        """Return True if the run fits with the upper context, on CUDA with the allocator's fragmentation."""
         return not self.excess_bytes(run_config) and not any(
             self.missing_bytes(run_config, laid) for laid in self.placements(run_config)
         )
 
     def needed_bytes(self, run_config: RunConfig) -> int:
-        """Return the bytes of the tensors, the workspaces and the upper context at the peak of this step."""
+        """Return the bytes of the tensors, the workspaces and the upper context at this step's peak."""
         return self.trace(run_config).peak_bytes + self.overhead.highest_bytes
 
     def excess_bytes(self, run_config: RunConfig) -> int:
@@ -281,8 +280,8 @@ class Simulator:
         """Return the largest batch up to `most` that fits, wherever the workspaces lie."""
         if run_config.device != CUDA:
             return min(self.largest_by_bytes(run_config, self.usable_bytes), most) if self.margin else most
-        agreeing, places = 0, cycle(found := self.placements(run_config))
-        while most and agreeing < len(found):
+        agreeing, places = 0, cycle(placements := self.placements(run_config))
+        while most and agreeing < len(placements):
             batch = self._largest_placed(run_config, most, next(places))
             agreeing, most = agreeing + 1 if batch == most else 1, batch
         return most
@@ -313,7 +312,7 @@ class Simulator:
         return next(served, min(batch, 2 * _MULTIPLE))
 
     def largest_batch(self, run_config: RunConfig) -> int:
-        """Return the largest batch that fits and is smaller than the batch of the run, rounded."""
+        """Return the largest batch that fits and is smaller than the run's batch, rounded."""
         known = self.scaling()
         most = min(known.largest_by_bytes(run_config), run_config.batch - 1)
         return known.multiple_below(run_config, known.largest_served(run_config, most))
@@ -321,18 +320,18 @@ class Simulator:
     # ---- reports ----
 
     def memory(self, run_config: RunConfig) -> Memory:
-        """Return the memory of a step without a limit."""
+        """Return a step's memory without a limit."""
         return estimated(self.trace(run_config), run_config, self.facts(run_config).rows)
 
     def report(self, run_configs: Sequence[RunConfig]) -> MemoryReport:
-        """Return the estimates of a step for runs that differ only in checkpointing; with a GPU as they are there."""
-        runs = [on_card(run_config, self.card) for run_config in run_configs]
+        """Return a step's estimates for runs that differ only in checkpointing; with a GPU as they are there."""
+        runs = [for_gpu(run_config, self.gpu) for run_config in run_configs]
         facts, path = self.facts(runs[0]), self.source.layer_path
         variants: list[Variant] = []
         for run in runs:
-            progress(f"estimating {run.checkpointing}")
+            progress(f"simulating {with_checkpointing(run.checkpointing)}")
             trace = self.trace(run)
-            memory = estimated(trace, run, facts.rows, self.card)
+            memory = estimated(trace, run, facts.rows, self.gpu)
             cost = memory.cost if self.limit_bytes is None else self.cost(run, memory.cost)
             calls = traffic(trace.collectives, facts.rows, facts.buckets, run.parallelism, run.accumulate)
             first, break_even = variants[0].cost if variants else None, None
@@ -340,10 +339,10 @@ class Simulator:
                 break_even = self.break_even(runs[0], run)
             memory = replace(memory, cost=self.timed(cost, run))
             variant = Variant(checkpointing=run.checkpointing, reentrant=run.reentrant, estimated=memory)
-            variants.append(replace(variant, traffic=calls, outlook=break_even))
+            variants.append(replace(variant, traffic=calls, break_even=break_even))
         report = replace(
             memory_report(facts.subject, runs[0], tuple(variants)),
-            card=self.card,
+            gpu=self.gpu,
             notes=uncounted_notes(self.trace(runs[0]), runs[0]),
         )
         is_divided = runs[0].parallelism.world_size > 1
@@ -389,7 +388,7 @@ def _plain(run_config: RunConfig) -> RunConfig:
     """Return the run of other sizes, loop, kernels and strategy of checkpointing that builds the same model."""
     if run_config.checkpointing != NONE or run_config.eval_batch:
         run_config = run_config.changed(checkpointing=NONE, eval_batch=None)
-    return replace(run_config, batch=1, seq=1, loop=FREED, sdpa_kernel="auto", card_threads=0)
+    return replace(run_config, batch=1, seq=1, loop=FREED, sdpa_kernel="auto", gpu_threads=0)
 
 
 def _counted(run_config: RunConfig) -> RunConfig:

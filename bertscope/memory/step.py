@@ -67,7 +67,7 @@ def training_loop(
 ) -> Iterator[str]:
     """Train as people write it; each `yield` says which phase begins, and its variables live on between the steps.
 
-    This is the code that `estimate` and `profile` run, and that `--show-script` prints with the settings of the run.
+    This is the code that `estimate` and `profile` run, and that `--show-script` prints with the run's settings.
     """
     while True:
         for micro_batch in range(run.accumulate):
@@ -123,7 +123,7 @@ def evaluation(
 ) -> None:
     """Evaluate as people write it, with the logits that metrics need: Trainer joins those of each batch at once."""
     if run.eval_samples:
-        kept: list[Any] = []
+        for_metrics: list[Any] = []
     model.eval()
     with torch.no_grad():
         for _ in range(run.eval_batches):
@@ -138,18 +138,18 @@ def evaluation(
             if run.loop != PLAIN:
                 del output
             if run.eval_samples and run.loop != TRAINER:
-                kept.append(logits)
+                for_metrics.append(logits)
             elif run.eval_samples:
                 if run.autocast is not None:  # accelerate converts outputs
                     logits = [part.float() for part in logits]
                 logits += [value for name, value in held_out.items() if "label" in name]
                 for number, part in enumerate(logits):
-                    if number < len(kept):
-                        kept[number] = torch.cat((kept[number], part))
+                    if number < len(for_metrics):
+                        for_metrics[number] = torch.cat((for_metrics[number], part))
                     else:
-                        kept.append(part)
+                        for_metrics.append(part)
         if run.eval_samples and run.loop != TRAINER:
-            kept = [torch.cat(parts) for parts in zip(*kept)]  # noqa: B905
+            for_metrics = [torch.cat(parts) for parts in zip(*for_metrics)]  # noqa: B905
     model.train()
 
 
@@ -242,7 +242,7 @@ class ModelStep:
             self.run(phase)
 
     def criterion(self, batch: dict[str, Any]) -> Any:
-        """Return the loss of a micro-batch; on the way the model's outputs are assigned to variables of the loop."""
+        """Return a micro-batch's loss; on the way the model's outputs are assigned to variables of the loop."""
         with self._watched_outputs():
             loss = self.loss(self.called, batch)
         is_tensor = isinstance(loss, torch.Tensor)
@@ -421,7 +421,7 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
 
 
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
-    """Return the optimizer of the trainable parameters; None if there are none, or no optimizer step."""
+    """Return the trainable parameters' optimizer; None if there are none, or no optimizer step."""
     trainable = [param for param in params if param.requires_grad]
     row = OPTIMIZERS.get(run_config.optimizer)
     if row is None or run_config.mode != "training" or not trainable:

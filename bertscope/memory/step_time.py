@@ -54,7 +54,7 @@ def step_work(source: ModelSource, run_config: RunConfig) -> CardWork:
 
 
 def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, gpu: Gpu) -> StepTime | None:
-    """Return the time of a step in one process; None for a precision that was not measured.
+    """Return a step's time in one process; None for a precision that was not measured.
 
     The FLOPs are counted without recomputation.
     """
@@ -91,7 +91,7 @@ def data_sheet_seconds(source: ModelSource, run_config: RunConfig, saved_bytes: 
 
 
 def data_sheet_bound(source: ModelSource, run_config: RunConfig, saved_bytes: int, gpu: Gpu) -> float | None:
-    """Return the seconds of a step at the rates of a data sheet; None without rates, and for several ranks."""
+    """Return a step's seconds at a data sheet's rates; None without rates, and for several ranks."""
     peak, moved = peak_flops(gpu, run_config.compute_precision), bandwidth(gpu)
     if peak is None or moved is None or run_config.parallelism.world_size > 1:
         return None
@@ -176,7 +176,7 @@ def _counted(log: Sequence[Call]) -> CardWork:
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a GPU: FLOP/s of products by precision, bytes per second, and operators per second.
+    """A GPU's rates: FLOP/s of products by precision, bytes per second, and operators per second.
 
     `scale` is the measured over the computed time of one step of each precision and strategy of checkpointing.
     """
@@ -187,16 +187,16 @@ class Rates:
     scale: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def seconds(self, work: CardWork, precision: str, checkpointing: str = NONE) -> float | None:
-        """Return the time of a step in this precision; None for one that was not measured.
+        """Return a step's time in this precision; None for one that was not measured.
 
-        A strategy that was not measured has the correction of a step without recomputation.
+        A strategy that was not measured has a step's correction without recomputation.
         """
         busy = self.busy_seconds(work)
         scale = self.scale.get((precision, checkpointing), self.scale.get((precision, NONE)))
         return None if busy is None or scale is None else max(scale * busy, work.calls / self.calls)
 
     def busy_seconds(self, work: CardWork) -> float | None:
-        """Return the time of a step by the rates only; None for products without a rate."""
+        """Return a step's time by the rates only; None for products without a rate."""
         total = work.moved_bytes / self.moved
         for dtype, flops in work.matmul_flops.items():
             rate = self.products.get(dtype)
@@ -207,7 +207,7 @@ class Rates:
 
 
 def rates_of(report: CalibrationReport) -> Rates | None:
-    """Return the rates of a calibration; None if the GPU was not measured.
+    """Return a calibration's rates; None if the GPU was not measured.
 
     The step with the longest computed time corrects its precision and strategy. Operators start as fast as in the step
     with the most operators per second.

@@ -8,7 +8,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from bertscope.gpus import Gpu, card_threads, sdpa_kernel
+from bertscope.gpus import Gpu, gpu_threads, sdpa_kernel
 from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, Allocator, Workspaces, replayed, requests
 from bertscope.memory.kernel_rules import by_thread, overhead, placements
 from bertscope.memory.trace import Collective, MemoryTrace, Moment
@@ -21,11 +21,11 @@ from bertscope.reports.memory import (
     BROADCAST,
     FORWARD,
     REDUCE_SCATTER,
-    KeptRow,
     Memory,
     MemoryReport,
     RankGroup,
     Sample,
+    SavedRow,
     TrafficRow,
     Variant,
 )
@@ -95,14 +95,14 @@ def memory(trace: MemoryTrace, obtained: str, rows: Mapping[str, str], **device:
         obtained=obtained,
         cost=step_cost(trace, rows, **device),
         phases=phases,
-        kept=tuple(kept_rows(trace, rows)),
+        saved=tuple(saved_rows(trace, rows)),
         timeline=tuple(_timeline(trace)),
         traced_layers=trace.traced_layers,
     )
 
 
 def step_cost(trace: MemoryTrace, rows: Mapping[str, str], **device: Any) -> StepCost:
-    """Return the cost of a step without a limit; `device` has the fields that a GPU adds."""
+    """Return a step's cost without a limit; `device` has the fields that a GPU adds."""
     highest = max(trace.peaks(), key=attrgetter("live_bytes"))
     return StepCost(peak=_peak(trace, highest, rows), **{"saved_bytes": trace.saved_bytes, **device})
 
@@ -117,31 +117,31 @@ def _peak(trace: MemoryTrace, moment: Moment, rows: Mapping[str, str]) -> PhaseP
     )
 
 
-def kept_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[KeptRow]:
-    """Yield the tensors saved for backward, largest first, summed over the modules of a row."""
+def saved_rows(trace: MemoryTrace, rows: Mapping[str, str]) -> Iterator[SavedRow]:
+    """Yield the tensors saved for backward, largest first, summed over a row's modules."""
     sizes_of: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number in trace.saved_events:
         block = trace.block(number)
         key = rows.get(block.path, block.path), *block[2:]
         sizes_of[key].append(trace.sizes[number])
     saved = [
-        KeptRow(
+        SavedRow(
             path=path,
             operator=operator,
             what=what(path, operator),
             shape=shape,
             dtype=dtype,
             tensors=len(sizes),
-            kept_bytes=sum(sizes),
+            total_bytes=sum(sizes),
         )
         for (path, operator, shape, dtype, *_), sizes in sizes_of.items()
     ]
-    yield from sorted(saved, key=lambda row: (-row.kept_bytes, row.path))
+    yield from sorted(saved, key=lambda row: (-row.total_bytes, row.path))
 
 
 @cache
 def what(path: str, operator: str) -> str:
-    """Return the role of a tensor in BERT; the operator if no role is known."""
+    """Return a tensor's role in BERT; the operator if no role is known."""
     for end, made_by, name in _WHAT:
         if re.search(end, path) and re.fullmatch(made_by, operator):
             return name
@@ -204,12 +204,12 @@ _SPREAD = 0.005  # of the reserved bytes: a smaller difference is no range
 
 
 def reserved_range(replays: Iterable[Allocator]) -> ByteRange:
-    """Return the reserved bytes of a run over the places of its workspaces: of the first if all agree about.
+    """Return the reserved bytes of a run over its workspaces' places: of the first if all agree about.
 
     In the first place the workspaces are among the allocated bytes, which are reserved in any.
     """
-    first, *others = replays
-    peaks = [first.peak_reserved_bytes, *(allocator.peak_reserved_bytes for allocator in others)]
+    first, *rest = replays
+    peaks = [first.peak_reserved_bytes, *(allocator.peak_reserved_bytes for allocator in rest)]
     low, high = max(min(peaks), first.peak_allocated_bytes), max(peaks)
     is_one = high - low <= _SPREAD * peaks[0]
     return ByteRange(low_bytes=peaks[0] if is_one else low, high_bytes=peaks[0] if is_one else high)
@@ -250,12 +250,12 @@ def memory_report(
     )
 
 
-def on_card(run_config: RunConfig, gpu: Gpu | None) -> RunConfig:
+def for_gpu(run_config: RunConfig, gpu: Gpu | None) -> RunConfig:
     """Return the run with the threads of the GPU, and its attention kernel unless another one is asked for."""
     if gpu is None:
         return run_config
     chosen = sdpa_kernel(gpu, run_config.compute_precision) if run_config.sdpa_kernel == "auto" else None
-    return replace(run_config, sdpa_kernel=chosen or run_config.sdpa_kernel, card_threads=card_threads(gpu) or 0)
+    return replace(run_config, sdpa_kernel=chosen or run_config.sdpa_kernel, gpu_threads=gpu_threads(gpu) or 0)
 
 
 # ---- the traffic between ranks ----

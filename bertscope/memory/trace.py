@@ -1,4 +1,4 @@
-"""The memory of a step in columns: its blocks, and their allocations and frees in order.
+"""A step's memory in columns: its blocks, and their allocations and frees in order.
 
 Runs on fake tensors, profiler runs and runs on a CUDA device record the same trace, so that the same code
 reports an estimate and a measurement. A trace has no addresses: equal blocks are interchangeable.
@@ -38,7 +38,7 @@ Where = tuple[str, str, str]  # phase, module and operator
 
 
 class Block(NamedTuple):
-    """The origin of a block: its part of the total, and the module and operator that allocated it."""
+    """A block's origin: its part of the total, and the module and operator that allocated it."""
 
     part: str
     path: str
@@ -62,7 +62,7 @@ class MemoryEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """The peak of a phase: its event, and the module and operator that run at that time."""
+    """A phase's peak: its event, and the module and operator that run at that time."""
 
     phase: str
     index: int  # into the events; -1 before the first
@@ -141,7 +141,7 @@ def _slope(one: int, large: int, span: int, least: int) -> int:
 
 @dataclass(frozen=True)
 class MemoryTrace:
-    """The memory of one step; `scaled` gives it at another batch, derived_traces.py at other depths and loops."""
+    """One step's memory; `scaled` gives it at another batch, derived_traces.py at other depths and loops."""
 
     kinds: list[Kind]
     held: list[int]  # the kinds that are allocated before the step
@@ -216,7 +216,7 @@ class MemoryTrace:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Return the bytes of each event as the allocator rounds them."""
+        """Return each event's bytes as the allocator rounds them."""
         sizes = self._changed_bytes
         return [sizes[number] for number in self.changes]
 
@@ -257,7 +257,7 @@ class MemoryTrace:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Return the peak of the step in bytes."""
+        """Return the step's peak in bytes."""
         return max(accumulate(self.sizes, initial=self.state_bytes))
 
     @property
@@ -268,7 +268,7 @@ class MemoryTrace:
         return max(accumulate((sizes[number] for number in self.other_changes), initial=before))
 
     def peaks(self) -> tuple[Moment, ...]:
-        """Return the peak of each phase; the bytes allocated when the phase begins count too."""
+        """Return each phase's peak; the bytes allocated when the phase begins count too."""
         moments: dict[str, Moment] = {}
         live = self.live_bytes()
         for phase, start, stop in self.layout.phases:
@@ -289,7 +289,7 @@ class MemoryTrace:
         return sums
 
     def block(self, number: int) -> Block:
-        """Return the block of an event."""
+        """Return an event's block."""
         kind = self.changes[number]
         return self.kinds[max(kind, ~kind)].block_at(self.more)
 
@@ -322,7 +322,7 @@ class MemoryTrace:
                 yield event, ~living[~kind].pop()
 
     def _with_sorted_frees(self, run: Callable[[int], str]) -> list[int]:
-        """Return the numbers of the events; consecutive frees with an equal `run` in the order of their allocations."""
+        """Return the events' numbers; consecutive frees with an equal `run` in allocation order."""
         blocks = dict(self.matched())
         order: list[int] = []
         for is_run, events in groupby(range(len(self.changes)), key=run):
@@ -331,7 +331,7 @@ class MemoryTrace:
         return order
 
     def _by_allocation(self) -> list[int]:
-        """Return the events' numbers; consecutive frees in a phase are in the order of their allocations."""
+        """Return the events' numbers; consecutive frees in a phase are in allocation order."""
         kinds, phases = self.kinds, [where[0] for where in self.layout.places]
 
         def run(event: int) -> str:
@@ -341,7 +341,7 @@ class MemoryTrace:
         return self._with_sorted_frees(run)
 
     def ordered(self) -> MemoryTrace:
-        """Return the trace with consecutive frees of autocast's copies in the order of their allocations.
+        """Return the trace with consecutive frees of autocast's copies in allocation order.
 
         Their own order, when autocast ends after forward or after a recomputed layer, changes from run to run.
         """
@@ -369,7 +369,7 @@ class MemoryTrace:
         """Return the trace with slopes, from a larger run; None if events differ or a size grows unevenly.
 
         By default that is the run at LARGE_BATCH; with another `span` it may have longer sequences.
-        Consecutive frees have no order: if it differs, they are compared in the order of their allocations.
+        Consecutive frees have no order: if it differs, they are compared in allocation order.
         """
         if len(self.held) != len(large.held) or len(self.changes) != len(large.changes):
             return None

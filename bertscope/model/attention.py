@@ -219,8 +219,8 @@ class BertAttention(nn.Module):
 
     def forward(self, hidden_states: Tensor, *inputs: Any, **named: Any) -> tuple[Tensor | KeyValue, ...]:
         """Map (B, S, H) to (B, S, H) with the inputs and the further outputs of BertSelfAttention."""
-        context, *others = self.self(hidden_states, *inputs, **named)
-        return (self.output(context, hidden_states), *others)
+        context, *rest = self.self(hidden_states, *inputs, **named)
+        return (self.output(context, hidden_states), *rest)
 
 
 def _part_of(layer: nn.Linear, keep: list[int], dim: int) -> nn.Linear:

@@ -118,8 +118,8 @@ class BertPreTrainedModel(nn.Module):
         """Apply `fn` as torch does, but keep ties: torch replaces the parameter of each name separately."""
         shared = _shared_parameters(self)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for (first, name), *others in shared:
-            for module, other_name in others:
+        for (first, name), *rest in shared:
+            for module, other_name in rest:
                 module._parameters[other_name] = first._parameters[name]
         return self
 
@@ -149,7 +149,7 @@ class BertPreTrainedModel(nn.Module):
     ) -> None:
         """Recompute layers in the backward pass instead of saving their activations, in train mode only.
 
-        `strategy`: full (every layer), layers:0-5, selective (saves the matrix products), keep:addmm.0-3 (saves the
+        `strategy`: full (every layer), layers:0-5, selective (saves the matrix products), save:addmm.0-3 (saves the
         outputs of the first four addmm of each layer).
         `gradient_checkpointing_kwargs` may hold `use_reentrant`, which is False by default.
         """
@@ -178,8 +178,8 @@ class BertPreTrainedModel(nn.Module):
     def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
         """Remove attention heads; `heads` maps a layer to head numbers in the unpruned layer."""
         pruned = {layer: set(heads) for layer, heads in self.config.pruned_heads.items()}
-        for place, heads in heads_to_prune.items():
-            layer = place + self.config.num_hidden_layers if place < 0 else place
+        for index, heads in heads_to_prune.items():
+            layer = index + self.config.num_hidden_layers if index < 0 else index
             pruned[layer] = pruned.get(layer, set()) | set(heads)
         config = replace(self.config, pruned_heads={layer: tuple(sorted(heads)) for layer, heads in pruned.items()})
         for layer, heads in config.pruned_heads.items():
@@ -237,9 +237,9 @@ def _resized(old: Tensor, size: int, *, std: float) -> nn.Parameter:
     new = old.new_empty(size, *old.shape[1:])
     if not new.is_meta:
         with torch.no_grad():
-            kept = min(size, old.shape[0])
+            rows = min(size, old.shape[0])
             new.normal_(std=std) if std else new.zero_()
-            new[:kept] = old[:kept]
+            new[:rows] = old[:rows]
     return nn.Parameter(new, requires_grad=old.requires_grad)
 
 
@@ -278,13 +278,13 @@ def modern_name(name: str) -> str:
     return name
 
 
-def own_name(name: str, own: Container[str], prefix: str = "bert") -> str:
+def own_name(name: str, names: Container[str], prefix: str = "bert") -> str:
     """Return the name with or without `bert.` in front, as in the model."""
-    if name in own:
+    if name in names:
         return name
     front = f"{prefix}."
     other = name.removeprefix(front) if name.startswith(front) else front + name
-    return other if other in own else name
+    return other if other in names else name
 
 
 def _fill_ties(state: dict[str, Any], model: nn.Module) -> list[str]:

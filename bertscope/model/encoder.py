@@ -1,4 +1,4 @@
-"""The outputs of the models, activations, embeddings, the transformer layer, the stack of layers, and the pooler.
+"""The models' outputs, activations, embeddings, the transformer layer, the stack of layers, and the pooler.
 
 Letters in the shapes: B batch, S sequence length, T key length, N heads, D head size, H hidden size, I intermediate
 size, V vocabulary, C choices.
@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from bertscope.config import BertConfig, check_built
 from bertscope.model.attention import BertAttention, KeyValue, say_once
-from bertscope.model.keep import keep_contexts
 from bertscope.model.modules import selective_contexts
+from bertscope.model.save_policy import save_contexts
 from bertscope.settings.checkpointing import Checkpointing
 from bertscope.torch_access import Embedding, index_row
 
@@ -38,10 +38,10 @@ class ModelOutput(Mapping[str, Any]):
     """
 
     def __post_init__(self) -> None:
-        first, *others = dataclasses.fields(self)
+        first, *rest = dataclasses.fields(self)
         values = getattr(self, first.name)
         if isinstance(values, Mapping):
-            for item in (first, *others):
+            for item in (first, *rest):
                 setattr(self, item.name, values.get(item.name))
 
     def to_tuple(self) -> tuple[Any, ...]:
@@ -244,11 +244,11 @@ def activation(hidden_act: str | Callable[..., Any]) -> Callable[..., Any]:
 LAYERS = "encoder.layer"  # the path of the layers in a BertModel
 
 
-def recomputed(layer: nn.Module, how: Checkpointing, kept: Collection[str]) -> Callable[..., Any]:
+def recomputed(layer: nn.Module, how: Checkpointing, saved: Collection[str]) -> Callable[..., Any]:
     """Return the layer as a function that saves only its inputs for backward; dropout repeats its masks."""
     options: dict[str, Any] = {"context_fn": selective_contexts} if how.selective else {}
-    if how.kept:
-        options = {"context_fn": partial(keep_contexts, kept)}
+    if how.saved:
+        options = {"context_fn": partial(save_contexts, saved)}
     return partial(checkpoint, layer, use_reentrant=how.use_reentrant, **options)
 
 
@@ -280,7 +280,7 @@ class BertEmbeddings(nn.Module):
         return self
 
     def reset_buffers(self) -> None:
-        """Set position ids to 0, 1 ... and token type ids to zero, on the device of the weights."""
+        """Set position ids to 0, 1 ... and token type ids to zero, on the weights' device."""
         positions = self.position_embeddings.num_embeddings
         with torch.device(self.word_embeddings.weight.device):
             self.position_ids = index_row(positions, counting=True)
@@ -378,10 +378,10 @@ class BertLayer(nn.Module):
         The cache is (key, value), then (key, value) of the cross-attention if there is one.
         """
         past_self = past_key_value[:2] if past_key_value is not None else None
-        hidden, *others = self.attention(
+        hidden, *rest = self.attention(
             hidden_states, attention_mask, head_mask, past_key_value=past_self, output_attentions=output_attentions
         )
-        cache: tuple[Tensor, ...] = others.pop() if self.is_decoder else ()
+        cache: tuple[Tensor, ...] = rest.pop() if self.is_decoder else ()
         if self.is_decoder and encoder_hidden_states is not None:
             if not self.add_cross_attention:
                 raise ValueError("encoder_hidden_states were given and this layer has no cross-attention")
@@ -398,9 +398,9 @@ class BertLayer(nn.Module):
                 output_attentions,
             )
             cache += cross.pop()
-            others += cross
+            rest += cross
         hidden = self._feed_forward_in_chunks(hidden)
-        return (hidden, *others, cache) if self.is_decoder else (hidden, *others)
+        return (hidden, *rest, cache) if self.is_decoder else (hidden, *rest)
 
     def _feed_forward_in_chunks(self, hidden: Tensor) -> Tensor:
         """Run the feed-forward on chunks of the sequence: the same numbers with a lower memory peak."""
@@ -459,10 +459,10 @@ class BertEncoder(nn.Module):
             )
         hidden_of_layers, caches = [hidden_states], []
         attentions, cross_attentions = [], []
-        kept = self.checkpointing.kept_in(LAYERS, len(self.layer)) if recomputes else [None] * len(self.layer)
-        for index, (layer, operators) in enumerate(zip(self.layer, kept, strict=True)):
+        saved = self.checkpointing.saved_in(LAYERS, len(self.layer)) if recomputes else [None] * len(self.layer)
+        for index, (layer, operators) in enumerate(zip(self.layer, saved, strict=True)):
             run = layer if operators is None else recomputed(layer, self.checkpointing, operators)
-            hidden_states, *others = run(
+            hidden_states, *rest = run(
                 hidden_states,
                 attention_mask,
                 head_mask[index] if head_mask is not None else None,
@@ -474,11 +474,11 @@ class BertEncoder(nn.Module):
             if output_hidden_states:
                 hidden_of_layers.append(hidden_states)
             if use_cache:
-                caches.append(others[-1])
+                caches.append(rest[-1])
             if output_attentions:
-                attentions.append(others[0])
+                attentions.append(rest[0])
                 if encoder_hidden_states is not None and self.config.add_cross_attention:
-                    cross_attentions.append(others[1])
+                    cross_attentions.append(rest[1])
         output = BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states,
             past_key_values=tuple(caches) if use_cache else None,

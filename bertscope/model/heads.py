@@ -37,7 +37,7 @@ OptionalTensor = Tensor | None
 
 
 class BertPredictionHeadTransform(nn.Module):
-    """Dense, activation, LayerNorm: the input of the decoder."""
+    """Dense, activation, LayerNorm: the decoder's input."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -127,11 +127,11 @@ class WithHead(BertPreTrainedModel):
     ) -> Output | tuple[Any, ...]:
         """Return an object of `kind`, or a tuple: loss, logits, then the other outputs of BertModel in their order."""
         names = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
-        others = {name: getattr(body, name) for name in names}
+        rest = {name: getattr(body, name) for name in names}
         if not (self.config.return_dict if return_dict is None else return_dict):
-            return tuple(value for value in (loss, *logits, *others.values()) if value is not None)
+            return tuple(value for value in (loss, *logits, *rest.values()) if value is not None)
         make: Callable[..., Output] = kind
-        return make(loss, *logits, **{name: others[name] for name in names if name in kind.__dataclass_fields__})
+        return make(loss, *logits, **{name: rest[name] for name in names if name in kind.__dataclass_fields__})
 
 
 class _WithLMHead(WithHead):
@@ -247,7 +247,7 @@ def _check_labels(logits: Tensor, labels: Tensor) -> None:
 
 
 class _WithLabels(WithHead):
-    """The base of the classes with one tensor of logits, for the sequence, its choices or its tokens."""
+    """The classes' base with one tensor of logits, for the sequence, its choices or its tokens."""
 
     output: type[LossAndLogits]
     has_choices = False  # inputs are (B, C, S), and the classifier has one output for each
@@ -279,7 +279,7 @@ class _WithLabels(WithHead):
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the logits."""
+        """Return the logits' loss."""
         return token_loss(logits, labels)
 
 
@@ -325,7 +325,7 @@ class _WithClassifier(_WithLabels):
 
 
 class BertForSequenceClassification(_WithClassifier):
-    """One or several labels, or a number, for the whole sequence.
+    """One or several labels, or a number, for the sequence.
 
     logits (B, L), labels (B,) or (B, L), by `problem_type`
 

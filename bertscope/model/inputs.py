@@ -2,7 +2,7 @@
 
 Letters in the shapes: B batch, S sequence length, T = S + cached length, E encoder length, N heads,
 H hidden size. Nothing here reads a tensor's values, so everything runs on meta and on fake tensors. A function under
-`wrap` decides by shapes: in a graph that torch.fx traces it is one call, which runs with the sizes of each input.
+`wrap` decides by shapes: in a graph that torch.fx traces it is one call, which runs with each input's sizes.
 """
 
 import torch
@@ -40,7 +40,7 @@ def _shape_of_embeddings(inputs_embeds: Tensor, hidden_size: int) -> tuple[int, 
 
 
 def cached_length(past_key_values: Cache | None, config: BertConfig, has_encoder_states: bool) -> int:
-    """Return the length of the cached keys; raise ValueError for one of another model or of cross-attention only."""
+    """Return the cached keys' length; raise ValueError for one of another model or of cross-attention only."""
     if not past_key_values:
         return 0
     if len(past_key_values) != config.num_hidden_layers:

@@ -35,7 +35,7 @@ class LoraLinear(nn.Module):
         self.lora_A, self.lora_B = nn.ModuleDict({ADAPTER: down}), nn.ModuleDict({ADAPTER: up})
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., in) to (..., out) in the dtype of the frozen layer; the adapter computes in its own dtype."""
+        """Map (..., in) to (..., out) in the frozen layer's dtype; the adapter computes in that of A and B."""
         result: Tensor = self.base_layer(x)
         dtype = result.dtype
         down: Any = self.lora_A[ADAPTER]
@@ -55,7 +55,7 @@ class ModulesToSaveWrapper(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """Return the weight of the trained copy."""
+        """Return the trained copy's weight."""
         return self.modules_to_save[ADAPTER].weight
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -96,7 +96,7 @@ class PeftModel(nn.Module):
                 module.modules_to_save.requires_grad_(True)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the model with its own inputs and outputs."""
+        """Run the model."""
         return self.base_model(*inputs, **named)
 
     def get_base_model(self) -> BertPreTrainedModel:
@@ -105,7 +105,7 @@ class PeftModel(nn.Module):
 
     @property
     def config(self) -> BertConfig:
-        """Return the configuration of the BERT."""
+        """Return the BERT's configuration."""
         return self.get_base_model().config
 
     def gradient_checkpointing_enable(
@@ -174,7 +174,7 @@ class _Injection:
 
 
 def _ends(path: str) -> Iterator[str]:
-    """Yield the ends of a path in whole parts: `a.b.c`, `b.c`, `c`."""
+    """Yield the ends of a path, part by part: `a.b.c`, `b.c`, `c`."""
     parts = path.split(".")
     return (".".join(parts[start:]) for start in range(len(parts)))
 
@@ -186,7 +186,7 @@ def base_model_of(module: nn.Module) -> Any:
 
 
 def name_without_adapter(path: str) -> str:
-    """Return the path of a parameter in the model before adapters were added."""
+    """Return a parameter's path in the model before adapters were added."""
     name = path.removeprefix(WRAPPED)
     return name.replace(".base_layer.", ".").replace(".original_module.", ".")
 

@@ -14,16 +14,16 @@ from typing import Any
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from bertscope.errors import BertscopeWarning, SelectionError, SourceError, name_of
-from bertscope.model.keep import keep_operators
+from bertscope.model.save_policy import save_operators
 from bertscope.settings.checkpointing import FULL, SELECTIVE, Checkpointing
 from bertscope.torch_access import DispatchMode, nn, on_device, storage_key, torch, tree_leaves
 from bertscope.units import bytes_text
 
 
 def layer_lists(model: nn.Module) -> dict[str, list[str]]:
-    """Return the paths of the lists of layers, each with the paths of its layers.
+    """Return the paths of the lists of layers, each with its layers' paths.
 
-    The layers are those in lists of one class, else the children of the model, each a list of its own.
+    The layers are those in lists of one class, else the model's children, each a list with one layer.
     """
 
     def is_stack(module: nn.Module) -> bool:  # a Sequential of one module is none
@@ -41,17 +41,17 @@ def layer_lists(model: nn.Module) -> dict[str, list[str]]:
     return lists
 
 
-def keep_layers(model: nn.Module, chosen: Checkpointing) -> None:
-    """Recompute the layers that `chosen` names except for the operators that it keeps; raises ConfigError."""
+def recompute_layers(model: nn.Module, chosen: Checkpointing) -> None:
+    """Recompute the layers that `chosen` names except for the operators that it saves; raises ConfigError."""
     unwrapped: Any = getattr(model, "get_base_model", None)
     lists = layer_lists(unwrapped() if unwrapped else model)
     chosen.check_lists(lists)
     plan: dict[str, Collection[str]] = {}
     for path, layers in lists.items():
         chosen.check_layers(path, len(layers))
-        kept = zip(layers, chosen.kept_in(path, len(layers)), strict=True)
-        plan |= {layer: operators for layer, operators in kept if operators is not None}
-    keep_operators(model, plan)
+        saved = zip(layers, chosen.saved_in(path, len(layers)), strict=True)
+        plan |= {layer: operators for layer, operators in saved if operators is not None}
+    save_operators(model, plan)
 
 
 def outermost(model: nn.Module, is_wanted: Callable[[nn.Module], bool], path: str = "") -> dict[str, nn.Module]:
@@ -83,8 +83,8 @@ def selective_contexts() -> Any:
 def recompute(model: Any, strategy: str, known: Collection[str], reentrant: bool) -> None:
     """Make a model recompute its layers; `known` are the strategies that it takes. Raises SelectionError for others."""
     chosen = Checkpointing.parse(strategy, use_reentrant=reentrant)
-    if chosen is not None and chosen.kept:
-        keep_layers(model, chosen)
+    if chosen is not None and chosen.saved:
+        recompute_layers(model, chosen)
         return
     if strategy not in known and (strategy != SELECTIVE or FULL not in known):
         raise SelectionError(
@@ -101,8 +101,8 @@ def copied(module: nn.Module, device: str) -> nn.Module:
     """Return a copy of a module whose tensors are on a device."""
     memo: dict[int, Any] = {}
     attributes = (value for part in module.modules() for value in vars(part).values())
-    others = (value for value in attributes if isinstance(value, torch.Tensor))  # such as the weight of weight_norm
-    for tensor in (*module.parameters(), *module.buffers(), *others):
+    values = (value for value in attributes if isinstance(value, torch.Tensor))  # such as the weight of weight_norm
+    for tensor in (*module.parameters(), *module.buffers(), *values):
         moved = tensor.detach().to(device)
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved

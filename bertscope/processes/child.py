@@ -197,7 +197,7 @@ def starting(imports: str, entry: str, *, forks: bool = True) -> Iterator[Callab
 
 
 def can_fork() -> bool:
-    """Return True if a process that has imported torch can be forked: macOS forbids it to its own libraries."""
+    """Return True if a process that has imported torch can be forked: libraries of macOS forbid it."""
     return sys.platform == "linux"
 
 
@@ -311,7 +311,7 @@ def _be_child(run: Callable[[], None], files: list[int]) -> None:
 
 
 def run_and_end(run: Callable[[], Any]) -> NoReturn:
-    """Run a function and end this fork: with 0, the code of an exit, or 1 after the traceback of another error."""
+    """Run a function and end this fork: with 0, the code of an exit, or 1 after another error's traceback."""
     code = 1
     try:
         run()
@@ -372,7 +372,7 @@ class Worker:
             thread.start()
 
     def send(self, line: Any) -> None:
-        """Send a line: a text, or data as JSON. That the process has ended is told by the next message."""
+        """Send a line: a text, or data as JSON. The next message says that the process has ended."""
         text = line if isinstance(line, str) else json.dumps(line)
         with suppress(OSError, ValueError):
             self.process.stdin.write(text.encode() + b"\n")  # type: ignore[union-attr]
@@ -413,7 +413,7 @@ class Worker:
                     self.echo.flush()
 
     def stop(self, wait_seconds: float = 0.5) -> None:
-        """Close the input of the process, wait briefly for its end, kill its process group, and close its streams."""
+        """Close the process's input, wait briefly for its end, kill its process group, and close its streams."""
         if self.is_stopped:
             return
         self.is_stopped = True

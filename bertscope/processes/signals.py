@@ -33,7 +33,7 @@ def catch() -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Run a short block to its end, such as the writing of a file, before the first signal has its effect."""
+    """Run a short block to its end, such as a file's writing, before the first signal has its effect."""
     before = len(received)
     _holds.append(None)
     try:

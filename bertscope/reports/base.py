@@ -21,7 +21,7 @@ from bertscope.units import json_text
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCHEMA = 5  # up to 4 the rows of a step had its numbers themselves, not in a `cost`
+SCHEMA = 6  # up to 5 what is saved for backward was `kept`, up to 4 a row had the numbers of its `cost` itself
 UNCOUNTED = "cpu_scratch_not_counted"  # the key of a note; its `kernels` are such as "convolutions and LSTMs"
 FAILED = "failed"  # the outcome of a point that could not be computed
 Shape = tuple[int, ...] | None  # None: not yet known (a lazy parameter)
@@ -198,7 +198,7 @@ class TableReport(Report, Generic[Row]):
             yield from getattr(row, "parts", ())
 
     def _found(self, key: str) -> list[Row]:
-        """Return the rows of this path; if there are none, those with this end of a path; or else of this name."""
+        """Return this path's rows; if there are none, those with this end of a path; or else of this name."""
         rows = [(row, [path, *expand(path)]) for row in self._all() if (path := getattr(row, "path", None)) is not None]
         return (
             [row for row, paths in rows if key in paths]

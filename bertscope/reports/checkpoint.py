@@ -61,7 +61,7 @@ class DtypeRow(Record):
 
 
 class Stored(Record):
-    """The sums of a checkpoint. A storage with two names is in the file once and counts in `distinct_params` once."""
+    """A checkpoint's sums. A storage with two names is in the file once and counts in `distinct_params` once."""
 
     name: str
     format: str  # such as "safetensors" or "pytorch"
@@ -81,7 +81,7 @@ class Stored(Record):
 
 
 class CheckpointReport(TableReport[StoredRow], kind="checkpoint"):
-    """The contents of a checkpoint, read from its header; the rows sum to `stored.stored_params`."""
+    """A checkpoint's contents, read from its header; the rows sum to `stored.stored_params`."""
 
     stored: Stored
     by: str
@@ -112,7 +112,7 @@ class VerifyRow(Record):
 
 
 class VerifyReport(TableReport[VerifyRow], kind="verify"):
-    """The comparison of a model with a checkpoint's header; `fits` is True when no row is an error."""
+    """A model's comparison with a checkpoint's header; `fits` is True when no row is an error."""
 
     subject: Subject
     stored: Stored

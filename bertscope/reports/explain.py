@@ -82,7 +82,7 @@ class Section(Record):
 
 
 class ExplainReport(TableReport[Step], kind="explain", rows_in="steps"):
-    """The steps of a model. The formulas verify `count` and `flops`; `sums` compares both."""
+    """A model's steps. The formulas verify `count` and `flops`; `sums` compares both."""
 
     subject: Subject
     batch: int | None  # None: without a forward pass, so without shapes and FLOPs; `notes` have the reason

@@ -1,4 +1,4 @@
-"""The JSON Schema (draft 2020-12) and the reader of every report, both derived from the fields of its dataclasses.
+"""The JSON Schema (draft 2020-12) and the reader of every report, both derived from its dataclasses' fields.
 
 Every report in `bertscope.reports` has both; a new report needs no registration.
 """
@@ -69,7 +69,7 @@ def schema(kind: str) -> dict[str, Any]:
 
 
 def _object_schema(item: type, definitions: dict[str, Any], *, report: str = "") -> dict[str, Any]:
-    """Return the schema of a dataclass: an object with all fields; a report also has `schema` and `kind`."""
+    """Return a dataclass's schema: an object with all fields; a report also has `schema` and `kind`."""
     head = {"schema": {"const": SCHEMA}, "kind": {"const": report}} if report else {}
     properties = head | {name: _type_schema(hint, definitions) for name, hint in _hints(item).items()}
     return {

@@ -55,7 +55,7 @@ COLLECTIVES = ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST
 
 
 class TrafficRow(Record):
-    """The calls of one collective in a phase of a step, by the modules of one row, seen from one rank.
+    """One collective's calls in a phase of a step, by one row's modules, seen from one rank.
 
     `full_bytes` is the size of the tensors that the ranks of a call have together; `sent_bytes` is what a rank sends
     if they communicate in a ring: (n-1)/n of it for an all-gather, a reduce-scatter or a broadcast, and twice that for
@@ -80,11 +80,11 @@ class RankGroup(Record):
 
     @property
     def label(self) -> str:
-        """Return the numbers of the ranks: `0-3`."""
+        """Return the ranks' numbers: `0-3`."""
         return f"{self.first:,}-{self.last:,}" if self.first < self.last else f"{self.first:,}"
 
 
-class KeptRow(Record):
+class SavedRow(Record):
     """The tensors of one kind that the forward pass of one kind of module saves for backward, over all copies."""
 
     path: str  # equal layers as a range: bert.encoder.layer.0-11.attention.self
@@ -93,7 +93,7 @@ class KeptRow(Record):
     shape: tuple[int, ...]
     dtype: str
     tensors: int
-    kept_bytes: int
+    total_bytes: int
 
 
 class Sample(Record):
@@ -106,18 +106,18 @@ class Sample(Record):
 
 
 class Memory(Record):
-    """The memory of one step, estimated or measured."""
+    """One step's memory, estimated or measured."""
 
     obtained: str
     cost: StepCost
     phases: tuple[PhasePeak, ...]  # the peak of each
-    kept: tuple[KeptRow, ...]
+    saved: tuple[SavedRow, ...]
     timeline: tuple[Sample, ...] = ()
     traced_layers: int | None = None  # number of layers that ran, if the others are extrapolated
 
     @property
     def peak(self) -> PhasePeak:
-        """Return the peak of the step."""
+        """Return the step's peak."""
         return self.cost.peak
 
 
@@ -152,7 +152,7 @@ class Timing(Record):
 
 
 class ProcessMemory(Record):
-    """The memory of the process, libraries included, as the operating system reports it."""
+    """The process's memory, libraries included, as the operating system reports it."""
 
     resident_before_bytes: int  # before the step, with model and optimizer
     high_water_bytes: int  # the highest during one step
@@ -199,7 +199,7 @@ class Variant(Record):
     measured: Memory | None = None
     timing: Timing | None = None
     process: ProcessMemory | None = None
-    outlook: BreakEven | None = None  # if this peak is not below the first variant's
+    break_even: BreakEven | None = None  # if this peak is not below the first variant's
     traffic: tuple[TrafficRow, ...] = ()  # of a step, seen from the rank of this report
     failure: str = ""  # reason for a missing measurement
     largest_batch: int | None = None  # that fits on the GPU, if no variant of the report fits for certain
@@ -212,7 +212,7 @@ class Variant(Record):
 
     @property
     def cost(self) -> StepCost | None:
-        """Return the cost of the step: measured, else estimated; None if neither is known."""
+        """Return the step's cost: measured, else estimated; None if neither is known."""
         return self.memory.cost if self.memory else None
 
     @property
@@ -222,7 +222,7 @@ class Variant(Record):
 
     @property
     def error(self) -> float | None:
-        """Return the error of the estimate as a fraction of the measured peak; the largest over the phases of both."""
+        """Return the estimate's error as a fraction of the measured peak; the largest over the phases of both."""
         return self._worst[0] if self._worst else None
 
     @property
@@ -246,7 +246,7 @@ class StepReport(TableReport[Row]):
 
     subject: Subject
     run: RunConfig
-    card: Gpu | None = None  # whose memory, context and workspaces are estimated
+    gpu: Gpu | None = None  # whose memory, context and workspaces are estimated
     training_file: TrainingFile | None = None  # of --from
     notes: tuple[Note, ...] = ()  # on the numbers
 
@@ -300,7 +300,7 @@ class FitRow(CostRow):
 
     @property
     def label(self) -> str:
-        """Return the name of the row in its report: `full, bf16 autocast, seq 512`."""
+        """Return the row's name in its report: `full, bf16 autocast, seq 512`."""
         return f"{self.checkpointing}, {self.precision}, seq {self.seq}"
 
 
@@ -330,7 +330,7 @@ class FitReport(StepReport[FitRow], kind="fit"):
 class LengthsRow(CostRow):
     """One way to make batches, and the steps of an epoch with it.
 
-    fixed: padded to the longest sequence of all. dynamic: to the longest of each batch. grouped: so, of similar
+    fixed: padded to the longest sequence of all. dynamic: to each batch's longest. grouped: so, of similar
     lengths. unpadded: without padding. packed: so, up to `tokens_per_batch`. tokens: sorted by length, padded up to
     `tokens_per_batch`. `cost` is for the worst step, of `worst_batch` sequences of `worst_seq` tokens; its time
     alone is for a step of mean length.
@@ -418,7 +418,7 @@ class SweepRow(Record):
 
 
 class SweepReport(TableReport[SweepRow], kind="sweep"):
-    """The points of a grid in its order; `varied` are the settings with several values."""
+    """A grid's points in its order; `varied` are the settings with several values."""
 
     grid: str
     varied: dict[str, Any]

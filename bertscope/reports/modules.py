@@ -1,4 +1,4 @@
-"""Reports on the modules of a model: `count`, `tree` and `flops`. Plain data in base units."""
+"""Reports on a model's modules: `count`, `tree` and `flops`. Plain data in base units."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class CountReport(TableReport[CountRow], kind="count"):
     sums: tuple[WrittenSum, ...] = ()  # of a model with repeated layers
 
     def _found(self, key: str) -> list[CountRow]:
-        """Return the rows of a key; without any, the sum of the rows below a module of this path or end of path."""
+        """Return a key's rows; without any, the sum of the rows below a module of this path or end of path."""
         matches = super()._found(key)
         if matches and (key or len(self.rows) == 1):
             return matches
@@ -162,7 +162,7 @@ class TreeReport(TableReport[TreeRow], kind="tree"):
 
 
 class Work(Record):
-    """The cost of a computation. A multiply-add is 2 FLOPs; `macs` counts it as one."""
+    """A computation's cost. A multiply-add is 2 FLOPs; `macs` counts it as one."""
 
     matmul_flops: int = 0
     elementwise_flops: int = 0
@@ -181,7 +181,7 @@ class Work(Record):
 
     @property
     def macs(self) -> int:
-        """Return the multiply-adds of the matrix products."""
+        """Return the matrix products' multiply-adds."""
         return self.matmul_flops // 2
 
     @property
@@ -203,7 +203,7 @@ class OperatorRow(Record):
 
 
 class FlopsRow(NodeRow):
-    """One module: the work of the module with all modules below it in each phase, over all copies."""
+    """One module: the module's work with all modules below it in each phase, over all copies."""
 
     depth: int
     is_last: bool
@@ -232,7 +232,7 @@ class SweepPoint(Record):
 
     @property
     def macs(self) -> int:
-        """Return the multiply-adds of the matrix products."""
+        """Return the matrix products' multiply-adds."""
         return self.total_flops // 2
 
 
@@ -256,7 +256,7 @@ class Convention(Record):
 
 
 class FlopsReport(TableReport[FlopsRow], kind="flops"):
-    """The work of each module. `matmul_flops` of the root row equals torch's FlopCounterMode."""
+    """Each module's work. `matmul_flops` of the root row equals torch's FlopCounterMode."""
 
     subject: Subject
     mode: str

@@ -26,14 +26,14 @@ class ModelPart(Record):
     training: FlopsReport
     memory: MemoryReport  # without and with checkpointing, estimated
     fit: FitReport | None  # the largest batches
-    asked: FitReport | None = None  # the answers for the batch of the page
+    batch_fit: FitReport | None = None  # the answers for the batch of the page
     plan: PlanReport | None = None  # what to recompute, if that batch does not fit without recomputation
     forward: GraphReport | None  # None: the run of another model on meta failed
     layer: GraphReport | None
 
     @property
     def name(self) -> str:
-        """Return the name of the model."""
+        """Return the model's name."""
         return self.tree.subject.name
 
     @property

@@ -1,4 +1,4 @@
-"""The report of `plan`: which operators of which layers are kept for backward, and what each plan needs. Plain data."""
+"""The report of `plan`: what each layer saves for backward, and what each plan needs. Plain data."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class PlanOperator(Record):
     number: int  # of the call in a layer's forward pass, from 0
     torch_name: str
     module: str  # its path in the layer
-    kept_bytes: int  # of its output
+    output_bytes: int
     flops: int  # of matrix products
-    again: bool  # it would run again in the recomputation, which ends when all saved tensors are there
+    recomputed: bool  # it would run in the recomputation, which ends when all saved tensors are there
     calls: int = 0  # of the operator in a layer's forward pass; 0: not known
 
 
 class PlanList(Record):
-    """The layers of a list that are recomputed, and the operators that they keep; other layers are not checkpointed."""
+    """The layers of a list that are recomputed, and the operators that they save; other layers are not checkpointed."""
 
     path: str
     layers: int
     recomputed: tuple[int, ...]
-    kept: tuple[PlanOperator, ...]
-    again: tuple[PlanOperator, ...] = ()  # the products that these layers compute again
+    saved: tuple[PlanOperator, ...]
+    recomputed_operators: tuple[PlanOperator, ...] = ()
     layer_paths: tuple[str, ...] = ()  # empty: numbered layers, such as encoder.layer.0
 
 
@@ -56,7 +56,7 @@ class PlanRow(PlanPoint):
 
     batch: int
     accumulate: int
-    moved_bytes_again: int
+    recompute_moved_bytes: int
     changes: dict[str, Any] = field(default_factory=dict)  # of the run, beyond checkpointing and the batch
     lists: tuple[PlanList, ...] = ()
 
@@ -106,10 +106,10 @@ class PlanReport(StepReport[PlanRow], kind="plan"):
 
     def apply(self, model: Any, row: int = 0) -> None:
         """Make a live module recompute its layers as a row says, as the code of `--emit torch` does."""
-        from bertscope.model.modules import keep_layers
+        from bertscope.model.modules import recompute_layers
 
         if (chosen := Checkpointing.parse(self.rows[row].checkpointing)) is not None:
-            keep_layers(model, chosen)
+            recompute_layers(model, chosen)
 
     def emitted(self, form: str) -> str:
         """Return the answer as code to paste, for torch, trainer or lightning, or as json."""

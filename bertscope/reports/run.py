@@ -21,12 +21,12 @@ class RunPhase(CostRow):
 
     @property
     def phase(self) -> str:
-        """Return the phase of the step."""
+        """Return the step's phase."""
         return self.cost.peak.phase
 
     @property
     def label(self) -> str:
-        """Return the name of the row: `step 2, backward`."""
+        """Return the row's name: `step 2, backward`."""
         return f"step {self.step}, {self.phase}" if self.step else self.phase
 
 
@@ -42,7 +42,7 @@ class HeldRow(Record):
 
 
 class RunEvaluation(Record):
-    """An evaluation of which only the first batches ran, and its peak over all batches by what each of them adds."""
+    """An evaluation of which only the first batches ran, and its peak over all batches by what each adds."""
 
     batches: int
     ran: int
@@ -51,7 +51,7 @@ class RunEvaluation(Record):
 
 
 class RunReport(TableReport[RunPhase], kind="run", rows_in="phases"):
-    """The result of a dry run: the peak of each phase on a simulated GPU.
+    """A dry run's result: the peak of each phase on a simulated GPU.
 
     `memory` is about the step with the peak, as `estimate` reports one, and `cost` about the script, on a GPU with
     all batches of its evaluation. `failure` is the error that ended the script.
@@ -59,7 +59,7 @@ class RunReport(TableReport[RunPhase], kind="run", rows_in="phases"):
 
     script: str
     arguments: tuple[str, ...]
-    card: Gpu | None
+    gpu: Gpu | None
     budget_bytes: int | None  # the memory of the GPU, or --budget
     updates: int  # optimizer steps that ended
     phases: tuple[RunPhase, ...]
@@ -105,7 +105,7 @@ class RunFitReport(TableReport[RunFit], kind="run_fit"):
     low: int
     high: int
     largest: int  # that fits; 0 if none does
-    card: Gpu | None
+    gpu: Gpu | None
     budget_bytes: int
     rows: tuple[RunFit, ...]  # by value
     remarks: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The cost of one step: memory and its place, the limit and the verdict, FLOPs and time. Plain data in base units.
+"""One step's cost: memory and its place, the limit and the verdict, FLOPs and time. Plain data in base units.
 
 Every row of a report that is about a step has one StepCost. No other record has a field of that name.
 """
@@ -39,7 +39,7 @@ class Parts(Record):
 
 
 class PhasePeak(Record):
-    """The peak of a phase by part, and the operator and module that run at that moment.
+    """A phase's peak by part, and the operator and module that run at that moment.
 
     The path of equal layers is a range; it is empty for the model's own code.
     """
@@ -63,7 +63,7 @@ class ByteRange(Record):
 
 
 class TimeRange(Record):
-    """The range of a time; both ends are equal for one that a calibration predicts."""
+    """A time's range; both ends are equal for one that a calibration predicts."""
 
     low_seconds: float
     high_seconds: float
@@ -96,7 +96,7 @@ class StepTime(Record):
 
 
 class StepCost(Record):
-    """The cost of one step in steady state; None is "not computed here".
+    """One step's cost in steady state; None is "not computed here".
 
     The verdict follows from the other fields, whoever fills them. A cost that contradicts itself raises ValueError: the
     parts add up to the peak; peak <= reserved; what fits is within the limit.
@@ -147,7 +147,7 @@ class StepCost(Record):
 
     @property
     def usable_bytes(self) -> int:
-        """Return the bytes of the limit without the margin; 0 without a limit."""
+        """Return the limit's bytes without the margin; 0 without a limit."""
         return usable(self.limit_bytes or 0, self.margin)
 
     @property
@@ -165,7 +165,7 @@ class StepCost(Record):
 
 
 def usable(limit_bytes: int, margin: float) -> int:
-    """Return the bytes of a limit without the share of it that stays free."""
+    """Return a limit's bytes without the share of it that stays free."""
     return limit_bytes - ceil(limit_bytes * margin)
 
 

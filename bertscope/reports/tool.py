@@ -94,7 +94,7 @@ class PresetsReport(Report, kind="presets"):
 class Finding(Record):
     """One expectation and its result; `got` is None if the model has no such row.
 
-    Counts, FLOPs and bytes are numbers; a tie is the name of the tensor; `ties` is the number of ties.
+    Counts, FLOPs and bytes are numbers; a tie is the tensor's name; `ties` is the number of ties.
     """
 
     model: str
@@ -131,7 +131,7 @@ COPY = "copy"  # the name of a rate besides the precisions
 
 
 class CardWork(Record):
-    """The work of one step: FLOPs of matrix products by precision, bytes that the other operators move, and calls."""
+    """One step's work: FLOPs of matrix products by precision, bytes that the other operators move, and calls."""
 
     matmul_flops: dict[str, int] = field(default_factory=dict)
     moved_bytes: int = 0
@@ -166,12 +166,12 @@ class CalibrationStep(Record):
 
     @property
     def allocated_error(self) -> float | None:
-        """Return the error of the estimate as a fraction of the allocated bytes."""
+        """Return the estimate's error as a fraction of the allocated bytes."""
         return _error(self.estimated_allocated_bytes, self.allocated_bytes)
 
     @property
     def reserved_error(self) -> float | None:
-        """Return the error of the estimate as a fraction of the reserved bytes."""
+        """Return the estimate's error as a fraction of the reserved bytes."""
         return _error(self.estimated_reserved_bytes, self.reserved_bytes)
 
     @property
@@ -189,7 +189,7 @@ def _error(estimated: int | None, measured: int) -> float | None:
 class Machine(Record):
     """The GPU and the versions of a calibration, and the date of its last measurement."""
 
-    card: str  # as torch names it
+    gpu: str  # as torch names it
     memory_bytes: int
     driver: str
     torch_version: str
@@ -198,7 +198,7 @@ class Machine(Record):
 
 
 class CalibrationReport(TableReport[CalibrationStep], kind="calibration", rows_in="steps"):
-    """The calibration of one GPU: rates, and steps measured next to their estimates.
+    """One GPU's calibration: rates, and steps measured next to their estimates.
 
     `rates` are the FLOP/s of a large matrix product by precision, and the bytes per second of a large copy.
     """

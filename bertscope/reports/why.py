@@ -1,4 +1,4 @@
-"""The report of `why`: what held a GPU's memory when it was full, and what would free most of it. Plain data."""
+"""The report of `why`: what held a GPU's memory when it was full, and what would free most. Plain data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEFORE, TENSORS = "before", "tensors"  # parts: allocated before the recording; 
 
 
 class WhyPart(Record):
-    """The blocks of one part at the moment, and its size in the estimate of MODEL."""
+    """One part's blocks at the moment, and its size in the estimate of MODEL."""
 
     part: str  # a part of Parts, or BEFORE or TENSORS
     held_bytes: int
@@ -47,14 +47,14 @@ class WhyFinding(Record):
 
 
 class WhySample(Record):
-    """The bytes of each part at one moment of the history."""
+    """Each part's bytes at one moment of the history."""
 
     event: int
     held: dict[str, int]
 
 
 class WhyReport(TableReport[WhyRow], kind="why"):
-    """The memory of a GPU, by a snapshot or an error message.
+    """A GPU's memory, by a snapshot or an error message.
 
     Sizes are None where the file does not have them. The first finding is the main one (`main_first`).
     """

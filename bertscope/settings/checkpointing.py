@@ -1,4 +1,4 @@
-"""Checkpointing: the strategies, and the layers that each of them recomputes in backward."""
+"""Checkpointing: the strategies, and the layers that each recomputes in backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bertscope.errors import ConfigError
 from bertscope.frozen import Record
 
 
-class Kept(Record):
+class Saved(Record):
     """The operators of each layer of a list that are not recomputed, such as `addmm.0`, the first addmm of a layer.
 
     `path` is that of the list, empty for every list of layers; layers outside `layers` save everything.
@@ -38,7 +38,7 @@ class Kept(Record):
         return not self.path or end.endswith(other) or other.endswith(end)
 
     @classmethod
-    def parse(cls, text: str) -> Kept:
+    def parse(cls, text: str) -> Saved:
         """Return what a text with a strategy's syntax means."""
         path, _, rest = text.rpartition("=")
         names, _, layers = rest.partition("@")
@@ -53,42 +53,42 @@ class Checkpointing(Record):
     """The encoder layers that are recomputed.
 
     `every` takes layers 0, k, 2k ...; `layers` names them; `selective` recomputes every layer except its
-    matrix products; `kept` says for each list of layers which operators are kept. Chen et al. 2016, arXiv:1604.06174;
+    matrix products; `saved` says for each list of layers which operators are saved. Chen et al. 2016, arXiv:1604.06174;
     Korthikanti et al. 2022.
     """
 
     every: int = 1
     layers: frozenset[int] | None = None
     selective: bool = False
-    kept: tuple[Kept, ...] = ()
+    saved: tuple[Saved, ...] = ()
     use_reentrant: bool = False
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ConfigError(f"checkpointing every-{self.every} means nothing; use every-1 or more")
-        if (self.selective or self.kept) and self.use_reentrant:
-            kind = "selective checkpointing" if self.selective else "checkpointing that keeps operators"
+        if (self.selective or self.saved) and self.use_reentrant:
+            kind = "selective checkpointing" if self.selective else "checkpointing that saves operators"
             raise ConfigError(f"{kind} cannot be reentrant; leave use_reentrant false")
 
-    def kept_in(self, path: str, layers: int) -> list[frozenset[str] | None]:
-        """Return for each layer of the list at this path the operators that it keeps; None if it is not recomputed."""
-        if not self.kept:
+    def saved_in(self, path: str, layers: int) -> list[frozenset[str] | None]:
+        """Return for each layer of the list at this path the operators that it saves; None if it is not recomputed."""
+        if not self.saved:
             covered = range(0, layers, self.every) if self.layers is None else self.layers
             return [frozenset() if layer in covered else None for layer in range(layers)]
-        groups = [saved for saved in reversed(self.kept) if saved.is_of(path)]
+        groups = [saved for saved in reversed(self.saved) if saved.is_of(path)]
         return [next((saved.operators for saved in groups if saved.layers is None or layer in saved.layers), None)
                 for layer in range(layers)]  # fmt: skip
 
     def check_lists(self, lists: Collection[str]) -> None:
         """Raise ConfigError for a list that a model with these lists of layers does not have."""
-        for saved in self.kept:
+        for saved in self.saved:
             if not any(map(saved.is_of, lists)):
                 names = ", ".join(lists) or "no lists of layers"
                 raise ConfigError(f"checkpointing names the layers {saved.path} and the model has {names}")
 
     def check_layers(self, path: str, layers: int) -> None:
         """Raise ConfigError for a named layer that the list at this path, of `layers` layers, does not have."""
-        named = [self.layers, *(saved.layers for saved in self.kept if saved.is_of(path))]
+        named = [self.layers, *(saved.layers for saved in self.saved if saved.is_of(path))]
         absent = sorted(layer for numbers in named for layer in numbers or () if layer >= layers)
         if absent:
             shown = ", ".join(map(str, absent[:5]))
@@ -102,18 +102,18 @@ class Checkpointing(Record):
         return None if settings is None else cls(**settings, use_reentrant=use_reentrant)
 
 
-def kept_text(groups: Iterable[Kept]) -> str:
+def saved_text(groups: Iterable[Saved]) -> str:
     """Return the strategy of these groups; `none` without any."""
     text = ";".join(group.text for group in groups)
-    return f"{KEEP}{text}" if text else NONE
+    return f"{SAVE}{text}" if text else NONE
 
 
 def with_eager_attention(strategy: str) -> str:
-    """Return the strategy that keeps the two products of eager attention too where a fused kernel's output is saved."""
+    """Return the strategy that saves the two products of eager attention too where a fused kernel's output is saved."""
     chosen = Checkpointing.parse(strategy)
-    if chosen is None or not chosen.kept:
+    if chosen is None or not chosen.saved:
         return strategy
-    return kept_text(replace(group, operators=frozenset(_eager(group.operators))) for group in chosen.kept)
+    return saved_text(replace(group, operators=frozenset(_eager(group.operators))) for group in chosen.saved)
 
 
 def _eager(operators: Iterable[str]) -> Iterator[str]:
@@ -122,6 +122,13 @@ def _eager(operators: Iterable[str]) -> Iterator[str]:
         name, _, number = operator.rpartition(".")
         if name == ATTENTION:
             yield from (f"bmm.{2 * int(number) + part}" for part in (0, 1))
+
+
+def with_checkpointing(strategy: str) -> str:
+    """Return a strategy in words: `without checkpointing`, `with full checkpointing`."""
+    if strategy == NONE:
+        return "without checkpointing"
+    return f"with checkpointing {strategy}" if ":" in strategy or " " in strategy else f"with {strategy} checkpointing"
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
@@ -155,11 +162,11 @@ class Strategy(Record):
 
 
 NONE, FULL, SELECTIVE, EVERY = "none", "full", "selective", "every-{}"
-KEEP = "keep:"
+SAVE = "save:"
 ATTENTION = "scaled_dot_product_attention"  # in a plan: any of torch's fused kernels
 _RANGES = r"[0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*"
 _OPERATOR = r"\w{1,80}(?:::\w{1,80})?\.[0-9]{1,4}(?:-[0-9]{1,4})?"
-_KEPT = rf"(?:[\w.]{{1,200}}=)?(?:none|{_OPERATOR}(?:\+{_OPERATOR}){{0,99}})(?:@{_RANGES})?"
+_SAVED = rf"(?:[\w.]{{1,200}}=)?(?:none|{_OPERATOR}(?:\+{_OPERATOR}){{0,99}})(?:@{_RANGES})?"
 _STRATEGIES = (
     Strategy(form=NONE, example=NONE, pattern=NONE, settings=lambda: None, reentrant=False),
     Strategy(form=FULL, example=FULL, pattern=FULL, settings=dict),
@@ -169,8 +176,9 @@ _STRATEGIES = (
              settings=lambda text: {"layers": _numbers(text)}),
     Strategy(form=SELECTIVE, example=SELECTIVE, pattern=SELECTIVE,
              settings=lambda: {"selective": True}, reentrant=False),
-    Strategy(form=f"{KEEP}OPERATORS", example="keep:addmm.0-3+addmm.5", pattern=rf"{KEEP}({_KEPT}(?:;{_KEPT}){{0,9}})",
-             settings=lambda text: {"kept": tuple(map(Kept.parse, text.split(";")))}, reentrant=False),
+    Strategy(form=f"{SAVE}OPERATORS", example="save:addmm.0-3+addmm.5",
+             pattern=rf"{SAVE}({_SAVED}(?:;{_SAVED}){{0,9}})",
+             settings=lambda text: {"saved": tuple(map(Saved.parse, text.split(";")))}, reentrant=False),
 )  # fmt: skip
 STRATEGIES = ", ".join(
     item.form if item.form == item.example else f"{item.form} ({item.example})" for item in _STRATEGIES if item.is_shown

@@ -101,7 +101,7 @@ class Parallelism(Settings):
     strategy: str = row(
         SINGLE, "The parallelism, such as ddp or fsdp. "
         f"{'; '.join(f'{strategy.name}: {strategy.help}' for strategy in STRATEGIES.values())}.",
-        section="ranks", of_modules=False, words=tuple(STRATEGIES), text="{}",
+        section="ranks", of_modules=False, choices=tuple(STRATEGIES), text="{}",
         concerns={"world_size": lambda size: size > 1},
     )
     world_size: int = row(
@@ -111,12 +111,12 @@ class Parallelism(Settings):
     mesh: str = row(
         "", "The device mesh of hsdp or tp+fsdp, such as 2x4. Groups x ranks in a group for hsdp; FSDP x tensor "
         "parallelism for tp+fsdp.", section="ranks", of_modules=False, metavar="AxB", convert=_mesh,
-        implies={"world_size": lambda text, given: prod(mesh_sizes(text))},
+        implies={"world_size": lambda text, values: prod(mesh_sizes(text))},
     )
     rank: int = row(0, "The rank to estimate; 0 needs the most memory.", section="ranks", of_modules=False)
     param_dtype: str | None = row(
         None, "The param_dtype of FSDP2's mixed precision.", section="ranks", of_modules=False,
-        words=tuple(PRECISIONS), concerns={"strategy": partial(_has, "is_sharded")},
+        choices=tuple(PRECISIONS), concerns={"strategy": partial(_has, "is_sharded")},
     )
     sync_each_batch: bool = row(
         True, "Synchronize gradients after each micro-batch, or only after the last. The latter is DDP's no_sync and "

@@ -69,7 +69,7 @@ def unknown_setting(name: str, known: Collection[str]) -> str:
 
 
 class Resolved(Record, kw_only=False):
-    """The records of each run, such as its RunConfig and its Limit, in the order in which they were asked."""
+    """Each run's records, such as its RunConfig and its Limit, in the order in which they were asked."""
 
     points: tuple[tuple[Any, ...], ...]
 
@@ -111,11 +111,11 @@ class Request(Record):
     wants: Collection[str] | None = None  # None: the report alone
 
     @classmethod
-    def of(cls, name: str, subject: Any, sources: Sequence[Source] = (), **others: Any) -> Request:
+    def of(cls, name: str, subject: Any, sources: Sequence[Source] = (), **fields: Any) -> Request:
         """Return the request of a public function about a subject."""
         question = QUESTIONS[name]
-        others = {"records": question.records, "compared": question.compared, **others}
-        return cls(question=name, subject=subject, sources=tuple(sources), **others)
+        fields = {"records": question.records, "compared": question.compared, **fields}
+        return cls(question=name, subject=subject, sources=tuple(sources), **fields)
 
     @property
     def named(self) -> set[str]:

@@ -47,7 +47,7 @@ def permits_of(*records: object) -> tuple[str, ...]:
 
 
 def with_permits(record: Permitted, permits: Collection[str]) -> Permitted:
-    """Return the record of another process; its texts among `permits` may be imported, as they may be there."""
+    """Return another process's record; its texts among `permits` may be imported, as they may be there."""
     code: Any = {key: CodeName(value) for key, value in vars(record).items() if type(value) is str and value in permits}
     return replace(record, **code) if code else record
 
@@ -81,7 +81,7 @@ class Row(Record):
     help: str = ""  # one sentence
     section: str = "loop"  # the heading in --help: common, model, sizes, loop, gpu, ranks, measurement or output
     kind: type = str  # of one value: bool, int, float or str
-    words: Collection[str] = ()  # the allowed words; with `convert`, examples
+    choices: Collection[str] = ()  # the allowed words; with `convert`, examples
     low: float = 0
     below: float = MAX_SIZE
     is_size: bool = False  # bytes, also as text such as 16GiB
@@ -93,7 +93,7 @@ class Row(Record):
     flag: str = ""  # a second option, such as -b
     option: str = ""  # its name on a command line, if it is not that of the setting
     is_argument: bool = False  # of a command line: a word without an option
-    complete: Callable[[], Iterable[str]] | None = None  # the words that Tab completes; by default `words`
+    complete: Callable[[], Iterable[str]] | None = None  # the words that Tab completes; by default `choices`
     bare: str = ""  # the value of the option without a value
     of_modules: bool = True  # a module that a Python program gives does not determine it itself
     text: str = ""  # in reports, such as `batch {}`; name and value if it is empty
@@ -113,14 +113,15 @@ class Row(Record):
     @property
     def takes(self) -> str:
         """Return the allowed values in words."""
-        if self.words:
-            return f"a word such as {', '.join(self.words)}" if self.convert else f"one of {', '.join(self.words)}"
+        if self.choices:
+            return f"a word such as {', '.join(self.choices)}" if self.convert else f"one of {', '.join(self.choices)}"
         if self.is_size:
             return "a size such as 16GiB"
         most = f"to below {self.below:g}" if self.below == 1 else f"to {int(self.below) - 1:,}"
         is_open = self.below >= MAX_SIZE
         span = f"number of at least {self.low:g}" if is_open else f"number from {self.low:g} {most}"
-        text = {bool: "true or false", int: f"a whole {span}", float: f"a {span}", str: "a text"}[self.kind]
+        whole = f"a {span.replace('number', 'whole number', 1)}"
+        text = {bool: "true or false", int: whole, float: f"a {span}", str: "a text"}[self.kind]
         text = "the path of a file, or false for none" if self.or_file else text
         return f"{text}, or a list" if self.is_list else text
 
@@ -130,7 +131,7 @@ class Row(Record):
         return f"{{{self.name}}}"
 
     def read(self, value: Any) -> Any:
-        """Return the value of one run in its only form; raises SettingError."""
+        """Return one run's value in its only form; raises SettingError."""
         if value is None:
             return self.default
         if not self.is_list:
@@ -170,15 +171,15 @@ class Row(Record):
             if self.kind is float and type(item) is int:
                 item = float(item)
             if type(item) in (self.kind, CodeName) or (self.or_file and type(item) is str):
-                is_open = not self.words or self.convert is not None
-                is_word = isinstance(item, str) and item != "" and (is_open or item in self.words)
+                is_open = not self.choices or self.convert is not None
+                is_word = isinstance(item, str) and item != "" and (is_open or item in self.choices)
                 if is_word or (not isinstance(item, str) and (type(item) is bool or self.low <= item < self.below)):
                     return self.convert(item) if self.convert else item
         except BertscopeError as error:
             raise SettingError(f"{self.form}: {_plain(error)}", [self.name]) from None
         except (ValueError, OverflowError):
             pass
-        near = near_word(value, self.words) if isinstance(value, str) and not self.convert else ""
+        near = near_word(value, self.choices) if isinstance(value, str) and not self.convert else ""
         if near:
             raise SettingError(f"{self.form} has no value {quoted(value)}; did you mean {near!r}?", [self.name])
         raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}", [self.name])
@@ -322,7 +323,7 @@ def check_values(values: Mapping[str, Any], table: Mapping[str, Row]) -> None:
 
 def no_effect(row: Row, other: Row, value: Any) -> str:
     """Return the message about a setting without effect, with the words of the other one that would give it one."""
-    choices = [str(word) for word in other.words or (2,) * (other.kind is int) if row.concerns[other.name](word)]
+    choices = [str(word) for word in other.choices or (2,) * (other.kind is int) if row.concerns[other.name](word)]
     if value is None:
         return f"{row.form} has no effect without {other.form}; give it too, or leave {row.form} out"
     remedy = f"change {other.form}"

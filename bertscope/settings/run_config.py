@@ -1,4 +1,4 @@
-"""The settings of a run, one row each, and the rules for combining them.
+"""A run's settings, one row each, and the rules for combining them.
 
 To add a setting, add a row here and its effect in `analyses/`. The row is an option in each command that takes runs, a
 Python keyword, a key in grids, expectation files and `[tool.bertscope]`, and a line in the documentation.
@@ -131,25 +131,25 @@ class RunConfig(Settings):
     mode: str = row(
         TRAINING,
         "The mode: inference, evaluation, forward or training. inference: forward in eval mode; evaluation: the same "
-        "with the loss; forward: forward in train mode; training: forward, backward and optimizer step.", words=MODES,
+        "with the loss; forward: forward in train mode; training: forward, backward and optimizer step.", choices=MODES,
     )
     precision: str = row(
         FP32.name, "The precision, such as bf16 or autocast-fp16. The dtype of parameters and computation; with "
         "autocast the parameters keep their dtype; stored is the dtype that the model already has.",
-        section="common", words=RUN_PRECISIONS, text="{}", trainer={
+        section="common", choices=RUN_PRECISIONS, text="{}", trainer={
         BF16.name: flag(_AUTOCAST_BF16), FP16.name: flag(_AUTOCAST_FP16),
         "mixed_precision": words({None: None, False: None, "no": None, BF16.name: _AUTOCAST_BF16,
         FP16.name: _AUTOCAST_FP16}, FP32.name), },
     )
     optimizer: str = row(
         ADAMW, "The optimizer, such as adamw or sgd. Its other arguments have their defaults.", section="common",
-        words=(NO_OPTIMIZER, *OPTIMIZERS), text="optimizer {}", concerns=_OF_TRAINING,
+        choices=(NO_OPTIMIZER, *OPTIMIZERS), text="optimizer {}", concerns=_OF_TRAINING,
         trainer={"optim": words(TRAINER_OPTIMIZERS, ADAMW),
         **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
     )
     optimizer_implementation: str = row(
         "default", "The optimizer's implementation: default, loop, foreach or fused.",
-        words=tuple(IMPLEMENTATIONS), yields_to=("optimizer",), concerns=_OF_TRAINING,
+        choices=tuple(IMPLEMENTATIONS), yields_to=("optimizer",), concerns=_OF_TRAINING,
         trainer={"optim": words(TRAINER_IMPLEMENTATIONS, "default"),
         **{word: flag(name) for word, name in TRAINER_IMPLEMENTATIONS.items()}},
     )
@@ -189,12 +189,12 @@ class RunConfig(Settings):
         "The training loop: plain, trainer, freed or lightning. plain: output and loss live until the next forward "
         "returns; trainer: transformers' Trainer, which frees the output before backward; freed: nothing outlives its "
         "use; lightning: Lightning's automatic optimization, which frees gradients between forward and backward.",
-        words=tuple(LOOPS), text="{} loop",
+        choices=tuple(LOOPS), text="{} loop",
     )
     loss: str = row(
         MODEL, "The training loss, such as model, mnrl or triplet. model: the loss of the model's class, or the sum "
         "of its output; the others run as in sentence-transformers and FlagEmbedding.",
-        words=FORMS, convert=loss_text, metavar="LOSS",
+        choices=FORMS, convert=loss_text, metavar="LOSS",
         names_code=lambda loss: is_code(loss_parts(loss)[1]), concerns=_WITH_LOSS, text="loss {}", of_modules=False,
         implies={"loop": TRAINER, "mode": TRAINING},
     )
@@ -218,7 +218,7 @@ class RunConfig(Settings):
         concerns={"eval_batch": bool, "loss": partial(eq, MODEL)},
     )
     checkpointing: str = row(
-        NONE, "Activation checkpointing, such as full or selective.", section="common", words=EXAMPLE_STRATEGIES,
+        NONE, "Activation checkpointing, such as full or selective.", section="common", choices=EXAMPLE_STRATEGIES,
         convert=_strategy, split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns=_WITH_GRADIENTS,
         text="checkpointing {}", trainer={"activation_checkpointing": recomputes, "gradient_checkpointing": recomputes},
         of_modules=False,
@@ -246,12 +246,12 @@ class RunConfig(Settings):
         section="sizes", metavar="NAME=SHAPE:DTYPE", of_modules=False,
     )
     device: str = row(
-        CPU, "The device: cpu or cuda.", section="gpu", words=DEVICES, text="{}",
+        CPU, "The device: cpu or cuda.", section="gpu", choices=DEVICES, text="{}",
         trainer={"use_cpu": flag(CPU), "no_cuda": flag(CPU)},
     )
     sdpa_kernel: str = row(
         "auto", "The CUDA kernel of fused attention. auto is torch's choice by dtype and mask.", section="gpu",
-        words=KERNELS, concerns=_OF_CUDA,
+        choices=KERNELS, concerns=_OF_CUDA,
     )
     expandable_segments: bool = row(
         False, "Use the CUDA allocator with expandable_segments:True.", section="gpu", concerns=_OF_CUDA
@@ -262,7 +262,7 @@ class RunConfig(Settings):
     )
     # fmt: on
     parallelism: Parallelism = ONE_PROCESS
-    card_threads: int = 0  # that the GPU of the run computes at once, which no option sets; 0: this machine's, or any
+    gpu_threads: int = 0  # that the GPU of the run computes at once, which no option sets; 0: this machine's, or any
 
     @property
     def texts(self) -> int:
@@ -271,7 +271,7 @@ class RunConfig(Settings):
 
     @property
     def dtype(self) -> str:
-        """Return the precision of the parameters; `stored` with autocast, which leaves them as they are."""
+        """Return the parameters' precision; `stored` with autocast, which leaves them as they are."""
         return STORED if self.autocast else self.precision
 
     @property
@@ -349,7 +349,7 @@ class Limit(Settings):
     """The memory that a run may take: a GPU's, or a budget."""
 
     gpu: str | None = row(
-        None, "The GPU, such as t4 or a100-80gb.", section="common", words=tuple(GPUS),
+        None, "The GPU, such as t4 or a100-80gb.", section="common", choices=tuple(GPUS),
         convert=lambda name: find_gpu(name).name, concerns=_OF_CUDA, implies={"device": CUDA}, yields_to=("budget",),
     )
     budget: int | None = row(
@@ -384,7 +384,7 @@ class GridModel(Settings):
 
     model: str = row("", "The model: a name or a file.", names_code=is_code)
     architecture: str | None = row(None, "The model class to build, such as BertForMaskedLM.")
-    attention: str | None = row(None, "The attention kernel.", words=("eager", "sdpa", *FLASH_KERNELS))
+    attention: str | None = row(None, "The attention kernel.", choices=("eager", "sdpa", *FLASH_KERNELS))
     pooler: bool | None = row(None, "BertModel with or without its pooler.", kind=bool)
     lora: str | None = row(None, "LoRA adapters, such as r=8,target=query+value.")
     threads: int | None = row(None, "The number of torch threads.", kind=int, low=1, below=1025)
@@ -420,7 +420,7 @@ class Launch(Settings):
 
     nproc: int | None = row(
         None, "Run and measure N real ranks on this machine.", section="measurement", kind=int, low=1, below=1025,
-        metavar="N", implies={"world_size": lambda ranks, given: ranks},
+        metavar="N", implies={"world_size": lambda ranks, values: ranks},
     )
 
 

@@ -192,7 +192,7 @@ Rule = Callable[[Any, Mapping[str, Any]], Any]
 
 
 class NotModelledError(Exception):
-    """A value that changes the memory of a step in a way that is not modelled; the message is its effect."""
+    """A value that changes a step's memory in a way that is not modelled; the message is its effect."""
 
 
 def flag(setting: Any) -> Rule:
@@ -242,7 +242,7 @@ EVALUATING_KEYS = (*_EVALUATES, *_EVAL_BATCH)
 
 
 def evaluation_batch(value: Any, keys: Mapping[str, Any]) -> int | None:
-    """Return the batch of an evaluation, 8 unless a key says it (training_args.py); None if nothing is evaluated."""
+    """Return an evaluation's batch, 8 unless a key says it (training_args.py); None if nothing is evaluated."""
     if all(keys.get(name) in (None, False, "no") for name in _EVALUATES):
         return None
     sizes = (whole_number(keys[name], keys) for name in _EVAL_BATCH if keys.get(name) is not None)
@@ -260,7 +260,7 @@ def recomputes(value: Any, keys: Mapping[str, Any]) -> str:
 
 
 def is_reentrant(value: Any, keys: Mapping[str, Any]) -> bool | None:
-    """Return True for gradient_checkpointing: the Trainer of transformers 4 leaves torch's default, reentrant."""
+    """Return True for gradient_checkpointing: the Trainer in transformers 4 leaves torch's default, reentrant."""
     default = "activation_checkpointing" not in keys  # the Trainer of 5.23 writes both names (trainer.py)
     return bool(_checkpoint_keywords(keys).get("use_reentrant", default)) if value else None
 

@@ -15,7 +15,7 @@ expected:
   layer_params: 130609732
   groups: {embeddings: 22665216, ...}
   layers: {token: 22268928, ...}
-  ties:                                  # all of them; `ties: {}` for a model in which nothing is tied
+  ties:                                  # all; `ties: {}` for a model in which nothing is tied
     cls.predictions.decoder.weight: bert.embeddings.word_embeddings.weight
   flops:                                 # names are free; a run needs batch, seq and mode
     sentence: {batch: 1, seq: 128, mode: inference, matmul_flops: 22348431360}
@@ -84,7 +84,7 @@ class Expectation(Record):
     run: RunConfig | None = None
 
     def accepts(self, got: int | str | None) -> bool:
-        """Return True if the value of the model is as expected."""
+        """Return True if the model's value is as expected."""
         if isinstance(self.value, int) and isinstance(got, int):
             return abs(got - self.value) <= self.tolerance * self.value
         return got == self.value
@@ -443,7 +443,7 @@ _NOT_OF_A_BERT = "score"
 
 
 def read_adapter(entries: Entries, path: Path, find_base: Callable[[str], ModelSource]) -> BertSource:
-    """Return the BERT with the adapters that an `adapter_config.json` describes, under the name of its base model.
+    """Return the BERT with the adapters that an `adapter_config.json` describes, under its base model's name.
 
     The base model is the `config.json` in the same folder, if there is one, else `base_model_name_or_path`; `find_base`
     returns the model for a path from this folder or a name. Raises ConfigError or SourceError for a type or a

@@ -259,7 +259,6 @@ def with_expected(path: Path, changes: Mapping[str, Any]) -> str:
 def _edits(
     text: str, node: yaml.MappingNode, old: Any, new: Any, renamed: Mapping[str, str], table: str = ""
 ) -> Iterator[_Edit]:
-    """Yield the edits that give a mapping in the text its new values."""
     names = [renamed.get(table + key.value, table + key.value).removeprefix(table) for key, _ in node.value]
     for (key, value), name in zip(node.value, names, strict=True):
         replacement = new.get(name)

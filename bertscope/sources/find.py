@@ -1,7 +1,7 @@
 """Find the model for a name or path: a BERT's configuration, or another source.
 
 MODEL may be a preset's name, its name on the Hugging Face hub, a preset file of the user's own, a `config.json`
-(of a BERT, or of another family for transformers to build), an adapter of peft, a folder or a checkpoint with one of
+(of a BERT, or of another family for transformers to build), an adapter in peft, a folder or a checkpoint with one of
 these, a model in the local Hugging Face cache, or the user's own code, `module:attribute` or `file.py:attribute`.
 Nothing here imports torch or runs that code; only `fetched_folder` uses the network.
 """
@@ -105,7 +105,7 @@ def _caches() -> Iterator[Path]:
 def fetched_folder(name: str, *, weights: bool = False) -> Path:
     """Download the model's or adapter's configuration, and its weights if wanted, into the cache; return the folder.
 
-    Raises SourceError with the reason of a failure, MissingExtraError without huggingface_hub.
+    Raises SourceError with a failure's reason, MissingExtraError without huggingface_hub.
     """
     if not is_hub_name(name):
         raise SourceError(f"{name[:100]!r} is no name on the hub; those look like google-bert/bert-base-cased")
@@ -179,7 +179,7 @@ def find(
 
 
 class Configuration(Protocol):
-    """A configuration of transformers."""
+    """A configuration in transformers."""
 
     model_type: str
 
@@ -291,7 +291,7 @@ def weights_path(model: str, *, download: bool = False) -> Path:
     if folder is None:
         raise SourceError(
             f"no checkpoint {model[:100]!r}; name a file with tensors, an index, a folder with one, "
-            "or a model in the Hugging Face cache"
+            "a model in the Hugging Face cache, or a second model to compare"
         )
     return folder
 
@@ -350,6 +350,10 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
     if known := classes.get(name.lower()):
         example = f"such as bert-base-uncased {name_of('architecture')} {known}"
         return SourceError(f"no preset or file named {name!r}; {known} is a class: give a model with it, {example}")
+    if name[:1] in ("\u2013", "\u2014"):
+        return SourceError(f"{name[:100]!r} begins with a long dash; an option begins with --")
+    if name.endswith((".py", ".json", ".yaml", ".yml")):
+        return SourceError(f"there is no file {name[:100]!r}; check the path")
     if re.fullmatch("[0-9]+", name):
         return SourceError(f"no preset or file named {name[:100]!r}; write a list with commas, such as 128,{name[:9]}")
     if re.fullmatch(r"[a-z_]+=.*", name):

@@ -28,23 +28,23 @@ _Rows = Iterator[tuple[str, Any]]  # the place of each value, and the value
 
 
 def read_lengths(
-    given: str | os.PathLike[str] | Iterable[int], *, field: str = "", tokenizer: str = ""
+    lengths: str | os.PathLike[str] | Iterable[int], *, field: str = "", tokenizer: str = ""
 ) -> dict[int, int]:
     """Return how many sequences have each length, the shortest first; raise SourceError for what has none.
 
-    `given` are numbers, `normal:MEAN,DEVIATION,LEAST,MOST`, or a file: one number a line, or by its suffix JSONL, CSV
+    `lengths` are numbers, `normal:MEAN,DEVIATION,LEAST,MOST`, or a file: one number a line, or by its suffix JSONL, CSV
     or Parquet, whose `field` has numbers, token ids, or texts (in JSONL also lists of texts) for a `tokenizer`.
     """
-    name = given if isinstance(given, str | os.PathLike) else "lengths"
-    if field and (name is not given or str(name).startswith(_NORMAL)):
+    name = lengths if isinstance(lengths, str | os.PathLike) else "lengths"
+    if field and (name is not lengths or str(name).startswith(_NORMAL)):
         raise SelectionError(f"{name_of('field')} selects a field of a file; leave it out for numbers")
     with readable(name):
-        if not isinstance(given, str | os.PathLike):
-            rows: _Rows = (("lengths", value) for value in given)
-        elif isinstance(given, str) and given.startswith(_NORMAL):
-            rows = ((given, value) for value in _normal(given.removeprefix(_NORMAL)))
+        if not isinstance(lengths, str | os.PathLike):
+            rows: _Rows = (("lengths", value) for value in lengths)
+        elif isinstance(lengths, str) and lengths.startswith(_NORMAL):
+            rows = ((lengths, value) for value in _normal(lengths.removeprefix(_NORMAL)))
         else:
-            path = Path(given).expanduser()
+            path = Path(lengths).expanduser()
             if path.exists() and not path.is_file():
                 raise SourceError(f"{path} is no regular file; {_WANTED}")
             rows = _READERS.get(path.suffix.lower(), _lines)(path, field)

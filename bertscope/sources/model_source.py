@@ -67,7 +67,7 @@ class ModelSource(Record):
 
     @property
     def family(self) -> str:
-        """Return the kind of model in a few words, such as `a gpt2 of transformers`."""
+        """Return the kind of model in a few words, such as `a gpt2 in transformers`."""
         return "a module"
 
     @property
@@ -350,7 +350,7 @@ class FactorySource(ModelSource):
 
 
 def required_names(takes: Iterable[inspect.Parameter]) -> list[str]:
-    """Return the names of the parameters without which a function cannot be called."""
+    """Return the parameters' names without which a function cannot be called."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [item.name for item in takes if item.default is item.empty and item.kind not in variadic]
 

@@ -151,7 +151,7 @@ def _refuse_archive(path: Path) -> None:
 
 
 def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
-    """Return the effect of each key; raise ConfigError with file and line for an impossible value."""
+    """Return each key's effect; raise ConfigError with file and line for an impossible value."""
     values = {form.renamed.get(key, key): value for key, value in entries.plain().items()}
     fields: Fields = dict(form.fields)
     lists: dict[str, list[TrainingKey]] = {"used": [], "no_effect": [], "not_modelled": [], "unknown": []}

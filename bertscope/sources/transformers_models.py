@@ -227,7 +227,7 @@ _LOCK = threading.RLock()  # without it, two threads would restore each other's 
 
 @contextmanager
 def confined() -> Iterator[None]:
-    """Run code of transformers without network, prompts, pickles, or code that is not installed.
+    """Run code in transformers without network, prompts, pickles, or code that is not installed.
 
     Settings change for the entire process; functions are refused in this thread only. The end restores both.
     """

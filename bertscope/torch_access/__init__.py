@@ -191,7 +191,7 @@ def record_name(name: str) -> AbstractContextManager[Any]:
 def profiled_events(profiler: torch.autograd.profiler.profile) -> list[Any]:
     """Return the profiler's events as trees, with each allocation and its address.
 
-    Fallback: BertscopeError, since no documented function of torch gives the addresses.
+    Fallback: BertscopeError, since no documented function in torch gives the addresses.
     """
     try:
         return profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
@@ -218,7 +218,7 @@ def has_kernel(operator: Any, key: str) -> bool:
 
 @cache
 def operator_name(operator: Any) -> str:
-    """Return the name of an operator without namespace and overload, such as `add_`."""
+    """Return an operator's name without namespace and overload, such as `add_`."""
     return str(operator.name()).rpartition("::")[2].partition(".")[0]
 
 
@@ -283,31 +283,31 @@ def active_fake_mode() -> Any:
     return None if keys is None else torch._C._get_dispatch_mode(keys.FAKE)
 
 
-def fake_tensor_as(given: Any, shape: Any, stride: Any, dtype: Any, offset: int, *, shares: bool) -> Any:
-    """Return a tensor of that layout, fake or on meta as another one is, in the storage of it or in an own one."""
+def fake_tensor_as(like: Any, shape: Any, stride: Any, dtype: Any, offset: int, *, shares: bool) -> Any:
+    """Return a tensor of that layout, fake or on meta as another one is, in its storage or another."""
     with torch._C._DisableTorchDispatch():
         if shares:
-            layout = _on_meta(given, shape, stride, dtype, offset)
+            layout = _on_meta(like, shape, stride, dtype, offset)
         else:
             layout = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-    return _fake_of(layout, given) if hasattr(given, "fake_mode") else layout
+    return _fake_of(layout, like) if hasattr(like, "fake_mode") else layout
 
 
 _FIELDS = "_bertscope_fields"  # of a FakeTensorMode: the attributes of a new fake tensor by its class and device
 
 
-def _fake_of(layout: torch.Tensor, given: Any) -> Any:
+def _fake_of(layout: torch.Tensor, like: Any) -> Any:
     """Return a meta tensor as a fake one of the mode, the class and the device of another one.
 
-    Fallback: the constructor, which takes five times the time; the first of each device is compared with its.
+    Fallback: the constructor, which takes five times the time; each device's first is compared with its.
     """
-    mode, fake, device = given.fake_mode, type(given), given.fake_device
+    mode, fake, device = like.fake_mode, type(like), like.fake_device
     fields = vars(mode).setdefault(_FIELDS, {})
     if (fake, device) not in fields:
         fake_tensor = fake(mode, layout, device)
         fields[fake, device] = dict(vars(fake_tensor))
         try:
-            short = _fake_of(layout, given)
+            short = _fake_of(layout, like)
             is_same = (
                 vars(short).keys() == vars(fake_tensor).keys() and short.fake_mode is mode and short.device == device
             )
@@ -325,8 +325,8 @@ def _fake_of(layout: torch.Tensor, given: Any) -> Any:
     return fake_tensor
 
 
-def _on_meta(given: torch.Tensor, shape: Any, stride: Any, dtype: Any, offset: int) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype, device="meta").set_(given.untyped_storage(), offset, shape, stride)
+def _on_meta(like: torch.Tensor, shape: Any, stride: Any, dtype: Any, offset: int) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device="meta").set_(like.untyped_storage(), offset, shape, stride)
 
 
 def run_on_meta(operator: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
@@ -374,7 +374,7 @@ _INNER = "_orig_mod"  # the module inside torch.compile(module)
 
 
 def compile_module(module: nn.Module) -> nn.Module:
-    """Return the module compiled for the sizes that it gets, each of them."""
+    """Return the module compiled for the sizes that it gets, each separately."""
     return torch.compile(module, dynamic=False)  # type: ignore[return-value]
 
 
@@ -460,7 +460,7 @@ class _LaterPackage(ModuleType):
         """Do nothing, as outside a compiled function; each step of an optimizer calls it."""
 
     def is_compiling(self) -> bool:
-        """Return False, as outside a compiled function; the models of transformers ask in each forward."""
+        """Return False, as outside a compiled function; the models in transformers ask in each forward."""
         return False
 
 
@@ -485,6 +485,6 @@ def load_dynamo_later() -> None:
     torch._dynamo = sys.modules[name] = package
     settings = f"{name}.config"
     path = Path(str(spec.origin)).with_name("config.py")
-    if path.is_file() and (own := spec_from_file_location(settings, path)) and own.loader:
-        package.config = sys.modules[settings] = module_from_spec(own)  # type: ignore[attr-defined]
-        own.loader.exec_module(package.config)
+    if path.is_file() and (config := spec_from_file_location(settings, path)) and config.loader:
+        package.config = sys.modules[settings] = module_from_spec(config)  # type: ignore[attr-defined]
+        config.loader.exec_module(package.config)

@@ -1,4 +1,4 @@
-"""Private names of torch that concern the ranks of a job and their tensors."""
+"""Private names in torch that concern the ranks of a job and their tensors."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -16,7 +16,7 @@ def is_wrapper(kind: type) -> bool:
 
 
 def held_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the tensors that hold the data of a tensor: of a DTensor that of this rank, of any other itself."""
+    """Yield the tensors that hold a tensor's data: of a DTensor that of this rank, of any other itself."""
     if not is_wrapper(type(tensor)):
         yield tensor
         return
@@ -75,7 +75,7 @@ def watched_gathers(gathering: Callable[[str], AbstractContextManager[None]]) ->
 
 
 def set_gradient_sync(model: Any, is_on: bool) -> None:
-    """Have the next backward of a model in FSDP2 or DDP reduce its gradients, or leave those of this rank whole."""
+    """Have the next backward of a model in FSDP2 or DDP reduce its gradients, or not."""
     if hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(is_on)
     else:
@@ -83,7 +83,7 @@ def set_gradient_sync(model: Any, is_on: bool) -> None:
 
 
 def unreduced_gradients(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the whole gradients that FSDP2 keeps for the next micro-batch, with the paths of their parameters."""
+    """Yield the full gradients that FSDP2 keeps for the next micro-batch, with the paths of their parameters."""
     for path, module in model.named_modules():
         if not hasattr(module, "set_requires_gradient_sync"):
             continue
@@ -112,7 +112,7 @@ def real_tensors() -> AbstractContextManager[Any]:
 
 
 def process_group(args: Any) -> Any:
-    """Return the process group in the arguments of a collective; None without one.
+    """Return the process group in a collective's arguments; None without one.
 
     The operators of c10d have the group itself as a script object, the functional ones its name.
     """

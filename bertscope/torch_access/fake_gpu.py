@@ -99,7 +99,7 @@ def fake_gpu(*, has_foreach: bool = True) -> Iterator[None]:
 
 
 def _add_guard(stack: ExitStack) -> None:
-    """Register a guard for CUDA if the build has none: one that counts no devices, for which torch sets its own."""
+    """Register a guard for CUDA if the build has none: one that counts no devices, which torch replaces."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     registry = (_WORD * 2).in_dll(library, _REGISTRY)
     stack.callback(registry.__setitem__, 1, registry[1])
@@ -138,13 +138,13 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
     """Let torch's Python code treat fake tensors on the GPU as CUDA tensors.
 
     Modules keep the identity of their parameters when they move, which torch
-    does by swapping; `torch.tensor(device="cuda")` copies; the functions of torch.cuda that initialize it do nothing.
+    does by swapping; `torch.tensor(device="cuda")` copies; the functions in torch.cuda that initialize it do nothing.
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
     put = Put(stack)
-    for place in ("torch.optim.optimizer", "torch.utils._foreach_utils") if has_foreach else ():
-        kinds = vars(modules[place])["_foreach_supported_types"]
+    for module in ("torch.optim.optimizer", "torch.utils._foreach_utils") if has_foreach else ():
+        kinds = vars(modules[module])["_foreach_supported_types"]
         kinds.append(FakeTensor)
         stack.callback(kinds.remove, FakeTensor)
     stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
@@ -157,13 +157,13 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
     put(torch.UntypedStorage, data_ptr=_address_of(torch.UntypedStorage.data_ptr))
     put(FakeTensor, data_ptr=storage_key, __deepcopy__=_copied, __reduce_ex__=_reduced)
     data = vars(torch._C.TensorBase)["data"]
-    put(nn.Parameter, data=property(data.__get__, lambda own, new: _set_data(data, own, new)))
+    put(nn.Parameter, data=property(data.__get__, lambda old, new: _set_data(data, old, new)))
     put(nn.Module, _apply=lambda module, function, recurse=True: _applied(data, module, function, recurse))
 
 
 def _address_of(original: Any) -> Any:
     def address(storage: Any) -> int:
-        """Return the address of a storage; of one without bytes a number that no other has."""
+        """Return a storage's address; of one without bytes a number that no other has."""
         return storage._cdata if storage.device.type in ("cuda", "meta") else original(storage)  # type: ignore[no-any-return]
 
     return address
@@ -199,20 +199,20 @@ def loading(map_location: Any) -> Iterator[None]:
         _LOADED_TO.pop()
 
 
-def _set_data(data: Any, own: Any, new: Any) -> None:
-    """Set the data of a tensor; where torch cannot, from or to a fake one, the two objects swap their contents."""
-    if new is own:
+def _set_data(data: Any, old: Any, new: Any) -> None:
+    """Set a tensor's data; where torch cannot, from or to a fake one, the two objects swap their contents."""
+    if new is old:
         return
-    are_fake = [hasattr(tensor, "fake_mode") for tensor in (own, new)]
-    is_alike = type(own) is type(new) and own.device == new.device if any(are_fake) else True
-    if is_alike and torch._has_compatible_shallow_copy_type(own, new):
-        data.__set__(own, new)
+    are_fake = [hasattr(tensor, "fake_mode") for tensor in (old, new)]
+    is_alike = type(old) is type(new) and old.device == new.device if any(are_fake) else True
+    if is_alike and torch._has_compatible_shallow_copy_type(old, new):
+        data.__set__(old, new)
         return
-    is_parameter = isinstance(own, nn.Parameter)
-    moved = nn.Parameter(new.detach(), own.requires_grad) if is_parameter else new.detach()
+    is_parameter = isinstance(old, nn.Parameter)
+    moved = nn.Parameter(new.detach(), old.requires_grad) if is_parameter else new.detach()
     # In spite of weak references: FakeTensorMode's memo has one to each tensor.
     with patch.object(torch.utils.swap_tensors.__globals__["weakref"], "getweakrefs", always([])):
-        torch.utils.swap_tensors(own, moved)
+        torch.utils.swap_tensors(old, moved)
 
 
 def _applied(data: Any, module: Any, function: Any, recurse: bool) -> Any:

@@ -2,7 +2,7 @@
 
 A file is compressed JSON after a line with its digest. Its name is a digest of all that decides the result: the model,
 the run, the versions, the files of bertscope, and for a CPU the machine. Nothing here imports torch or runs code, and a
-file that is not whole is as good as none. Without a folder of the user's own there is no cache.
+damaged file is as good as none. Without a folder of the user's own there is no cache.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ def is_saved(kind: str, source: ModelSource, run_config: RunConfig, thread_count
 
 
 def _place(kind: str, source: ModelSource, run_config: RunConfig, thread_count: int | None = None) -> Path | None:
-    """Return the file of a result; None without a cache for this model."""
+    """Return a result's file; None without a cache for this model."""
     try:
         sources = [source, *teachers(run_config.loss)]
         folder = None if _uncached or any(one.has_own_dtypes for one in sources) else cache_folder()[0]
@@ -90,7 +90,7 @@ def _place(kind: str, source: ModelSource, run_config: RunConfig, thread_count: 
 
 
 def cache_folder() -> tuple[Path | None, str]:
-    """Return the folder of the cache, made if it does not exist; None without one, and the reason."""
+    """Return the cache's folder, made if it does not exist; None without one, and the reason."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen == "":
         return None, f"{CACHE_VARIABLE} is empty"
@@ -110,7 +110,7 @@ def cache_folder() -> tuple[Path | None, str]:
         if status.st_mode & 0o022 or status.st_uid != os.getuid():
             return None, f"others may write into {folder}, and so choose results"
         if above is not None:
-            return None, f"others may write into {above}, and so put another folder in the place of {folder}"
+            return None, f"others may write into {above}, and so put another folder at {folder}"
     return folder, ""
 
 
@@ -132,7 +132,7 @@ def _read(path: Path) -> bytes:
             raise ValueError("no regular file")
         digest, _, packed = file.read(_MOST_FILE_BYTES).partition(b"\n")
     if digest.decode("ascii") != hashlib.sha256(packed).hexdigest():
-        raise ValueError("not whole")
+        raise ValueError("damaged")
     with suppress(OSError):
         os.utime(path)
     unpacking = zlib.decompressobj()
@@ -184,7 +184,7 @@ def _tidy(folder: Path) -> None:
 
 
 def _key(kind: str, sources: Sequence[ModelSource], run_config: RunConfig, thread_count: str) -> str:
-    parts: list[Any] = [kind, run_config.flat(), run_config.card_threads, _files()]
+    parts: list[Any] = [kind, run_config.flat(), run_config.gpu_threads, _files()]
     for source in sources:
         path = getattr(source, "path", None)
         content = path.read_bytes() if path is not None and path.is_file() else b""

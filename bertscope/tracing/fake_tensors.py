@@ -86,7 +86,7 @@ def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
 
 
 def attribute_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the tensors that are attributes of a module itself, such as the prompt tokens of peft."""
+    """Yield the tensors that are attributes of a module itself, such as the prompt tokens in peft."""
     kinds = (list, tuple, dict)
     attributes = [v for v in vars(module).values() if isinstance(v, torch.Tensor) or (isinstance(v, kinds) and v)]
     return (leaf for leaf in tree_leaves(attributes) if isinstance(leaf, torch.Tensor))
@@ -184,7 +184,7 @@ _LAYER_NORM = "native_layer_norm"  # the same in 32 bits; of 16 bits its mean is
 
 
 class OperatorResults:
-    """The layouts of results by operator and arguments, so that FakeTensorMode computes each of them once.
+    """The layouts of results by operator and arguments, so that FakeTensorMode computes each once.
 
     FakeTensorMode has such a cache too, whose keys take most of its time. It computes a result in 0.6 ms on average,
     tensors on meta give the same one in 0.2. `is_plain` tells of which tensors the layouts say all: fake ones, or those
@@ -233,7 +233,7 @@ class OperatorResults:
         return operator(*args, **kwargs)
 
     def _key(self, operator: Any, args: Any, kwargs: Any) -> Hashable:
-        """Return all that decides the layouts of the results; None if values may decide them too."""
+        """Return all that decides the results' layouts; None if values may decide them too."""
         if not args or not self.is_plain(args[0]) or "out" in kwargs:
             return None
         parts: list[Any] = [operator, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
@@ -430,11 +430,11 @@ class DataDependentAnswers:
         return before if name in _SAME_VALUES else None
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Return True if the value of a tensor of one element is known."""
+        """Return True if the value of a one-element tensor is known."""
         return getattr(tensor, _KNOWN, None) is not None
 
     def value(self, operator: Any, tensor: torch.Tensor, *, otherwise: int | None = None) -> bool | int:
-        """Return the value of a tensor of one element, `otherwise` if it is not known.
+        """Return the value of a one-element tensor, `otherwise` if it is not known.
 
         If both are missing, the operator returns that of a constant, such as the quotient of two sizes in Longformer;
         for any other fake tensor it raises DataDependentOutputException.

@@ -1,6 +1,6 @@
 """`flops`: what the operators of a run cost by its log, and of a source a sweep, the polynomial and the conventions.
 
-If layers may be equal, three run, or three periods of layers; if their work is equal, one of them is repeated for all.
+If layers may be equal, three run, or three periods of layers; if their work is equal, one is repeated for all.
 Otherwise (frozen parameters, a strategy that chooses layers) all run.
 """
 
@@ -58,7 +58,7 @@ _Result = TypeVar("_Result")
 
 @dataclass
 class Calls:
-    """The calls of one operator in one module and phase."""
+    """One operator's calls in one module and phase."""
 
     role: str = ""
     calls: int = 0
@@ -68,7 +68,7 @@ class Calls:
 
 @dataclass
 class Trace:
-    """The calls by (path, phase, operator), and the calls of modules in the order of their beginnings."""
+    """The calls by (path, phase, operator), and the calls of modules by their beginning."""
 
     calls: dict[tuple[str, str, str], Calls] = field(default_factory=partial(defaultdict, Calls))
     modules: list[ModuleCall] = field(default_factory=list)
@@ -149,7 +149,7 @@ def _costs(log: RunLog, windows: Mapping[str, Window]) -> Trace:
 
 
 class RunShapes(dict[str, InOut]):
-    """The shapes of a run by the path of the module (its first call), the FLOPs of its matrix products, its calls."""
+    """A run's shapes by the path of the module (its first call), the FLOPs of its matrix products, its calls."""
 
     matmul_flops: int = 0
     calls: tuple[ModuleCall, ...] = ()
@@ -218,7 +218,7 @@ def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str 
 def run_as_it_is(
     module: nn.Module, inputs: Any, training: bool, padding: float = 0.0, loss: Callable[..., Any] | None = None
 ) -> tuple[Trace, str]:
-    """Run any module on its own tensors; return the trace, and the name of the loss that backward starts from."""
+    """Run any module on tensors with values; return the trace, and the name of the loss that backward starts from."""
     mark_valid(inputs, padding)
     args, kwargs = arguments(inputs)
 
@@ -421,7 +421,7 @@ def step_flops(source: ModelSource, run_config: RunConfig) -> int:
     run = FlopsRun(source=source, run=run_config)
 
     def at(batch: int) -> int:
-        """Return the FLOPs of a micro-batch."""
+        """Return a micro-batch's FLOPs."""
         return run.at(batch, run_config.seq).rows[0].total.matmul_flops
 
     batch = run_config.batch
@@ -456,7 +456,7 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
 
 
 def sweep_point(report: FlopsReport) -> SweepPoint:
-    """Return the totals of a report as one point of a sweep."""
+    """Return a report's totals as one point of a sweep."""
     row = report.rows[0]
     return SweepPoint(
         batch=report.batch or 0,

@@ -1,9 +1,9 @@
-"""The log of a run: its rows, their tensors, and what an operator costs.
+"""A run's log: its rows, their tensors, and what an operator costs.
 
 Matmul FLOPs are counted by torch's formulas, elementwise FLOPs by a table.
 
 Elementwise constants are those of ELECTRA's flops_computation.py (google-research/electra), which counts
-the arithmetic of each formula: GELU 8, LayerNorm 5, softmax 5; a backward kernel counts as twice its
+each formula's arithmetic: GELU 8, LayerNorm 5, softmax 5; a backward kernel counts as twice its
 forward. An operator in no table is reported as not counted.
 """
 
@@ -45,7 +45,7 @@ _TENSORS = (torch.Tensor, SeenTensor)
 
 
 class Position(NamedTuple):
-    """The position of a run: the optimizer steps that ended, the phase, the module or parameter, the recomputation."""
+    """A run's position: the optimizer steps that ended, the phase, the module or parameter, the recomputation."""
 
     step: int
     phase: str
@@ -286,7 +286,7 @@ class Window:
         self.sizes = inputs[0].shape if inputs else ()
 
     def pairs(self, seq: int) -> int:
-        """Return the pairs of a sequence: all, without the two triangles that the window hides."""
+        """Return a sequence's pairs: all, without the two triangles that the window hides."""
         hidden = (max(seq - 1 - side, 0) for side in (self.left, self.right) if side != _NO_LIMIT)
         return seq**2 - sum(size * (size + 1) // 2 for size in hidden)
 
@@ -320,7 +320,7 @@ def windows_of(model: nn.Module) -> dict[str, Window]:
 
 
 def _window_of(module: Any) -> Window | None:
-    """Return the window of a module of transformers that is an attention, by the attributes that it is masked by."""
+    """Return the window of a module in transformers that is an attention, by the attributes that it is masked by."""
     known = vars(module)
     if size := known.get("one_sided_attn_window_size"):  # of Longformer and LED
         return Window(size, size, chunk_width=module.embed_dim)

@@ -1,6 +1,6 @@
 """The losses that encoders train with: each a function from a model and its batch to what backward starts from.
 
-Each runs the operators of its class in sentence-transformers 6.2.0 in their order, and keeps what it keeps: the first
+Each runs its class's operators in sentence-transformers 6.2.0 in their order, and keeps what it keeps: the first
 text of the examples in a separate forward pass, the others in one (embed_columns of merged_forward.py), the mean of
 the last hidden state (pooling.py), and the loss. The batch has a list for each input, with a tensor for each text.
 """
@@ -22,9 +22,9 @@ _SCALE, _MARGIN = 20.0, 5  # `scale` and `triplet_margin` of the classes
 
 
 def batch_of_texts(run_config: RunConfig, inputs: Any) -> Any:
-    """Return the batch of a loss on meta from the inputs of one text; for the model's own loss the inputs.
+    """Return the batch of a loss on meta from one text's inputs; for the model's own loss the inputs.
 
-    A reranker has its texts in one tensor, since all of them are pairs.
+    A reranker has its texts in one tensor, since all are pairs.
     """
     name = loss_parts(run_config.loss)[0]
     if name == MODEL:
@@ -276,7 +276,7 @@ class Teacher(nn.Module):
         return super().train(False)
 
     def forward(self, **inputs: Any) -> Any:
-        """Return the output of the model."""
+        """Return the model's output."""
         return self.model(**inputs)
 
 

@@ -158,7 +158,7 @@ def read(model: nn.Module, notes: Mapping[str, object] | None = None, no_note: o
 
 
 class _Reader:
-    """The reader of a model. No closure holds it, whose cycle would keep the model until the next collection."""
+    """A model's reader. No closure holds it, whose cycle would keep the model until the next collection."""
 
     def __init__(self, model: nn.Module, notes: Mapping[str, object], no_note: object) -> None:
         self.notes, self.no_note = notes, no_note
@@ -296,7 +296,7 @@ def _renamed(path: str | None, old: str, new: str) -> str | None:
 
 
 def held_bytes(held: Held, dtype: str | None) -> int:
-    """Return the bytes of a tensor as stored or in `dtype`; 0 for a tied one."""
+    """Return a tensor's bytes as stored or in `dtype`; 0 for a tied one."""
     return held.distinct_numel * (PRECISIONS[dtype].size_bytes if dtype else held.itemsize)
 
 
@@ -382,7 +382,7 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
         if not chosen:
             tops = sorted({path.split(".")[0] for path, _ in named})
             raise SelectionError(
-                f"the pattern {pattern!r} matches no parameter; use a glob ('*.bias') or whole parts of a "
+                f"the pattern {pattern!r} matches no parameter; use a glob ('*.bias') or complete parts of a "
                 f"path ('embeddings', 'encoder.layer.0'); the top modules are {', '.join(tops)}"
             )
         for parameter in chosen:

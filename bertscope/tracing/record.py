@@ -1,4 +1,4 @@
-"""The recorder of a run: all that it does on a device becomes rows, of which every report is a function.
+"""A run's recorder: all that it does on a device becomes rows, of which every report is a function.
 
 A recorder is the one dispatch mode around a training program. The device says what an operator does there: a real one
 runs it, a fake one answers with layouts. The rows are equal on both.
@@ -153,7 +153,7 @@ class Device:
         return operator(*args, **kwargs)
 
     def number(self, tensor: Any) -> Any:
-        """Return the value of a tensor of one element."""
+        """Return the value of a one-element tensor."""
         return torch.ops.aten._local_scalar_dense.default(tensor)
 
     def has(self, tensor: Any) -> bool:
@@ -178,7 +178,7 @@ class Recorder(DispatchMode):
 
     A dispatch mode does not see four things, which are added: autograd's sum of a second gradient into the first, in
     place only while no mode is active (`_sums_in_place`); the random state that checkpointing saves; the beginning of
-    backward, before which the gradient of the loss is made; and what kernels and libraries allocate (`Device`).
+    backward, before which the loss's gradient is made; and what kernels and libraries allocate (`Device`).
     """
 
     def __init__(self, device: Device, model: nn.Module | None = None, *, keeps_args: bool = False) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from bertscope.errors import BertscopeError
 from bertscope.model.lora import base_model_of
 from bertscope.reports.layer_ranges import Copies, LayerRange, Unit
-from bertscope.settings.checkpointing import Checkpointing, Kept, kept_text, ranges_text
+from bertscope.settings.checkpointing import Checkpointing, Saved, ranges_text, saved_text
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import nn
 from bertscope.tracing.module_tree import Node, freeze, moved, tensors_of
@@ -102,7 +102,7 @@ def layer_stacks(
         chosen.check_layers(source.layer_path, source.layers)
     if source.has_equal_layers and not frozen:
         (field,) = source.layer_counts(None)
-        kinds = [(operators,) for operators in chosen.kept_in(source.layer_path, source.layers)]
+        kinds = [(operators,) for operators in chosen.saved_in(source.layer_path, source.layers)]
         return (LayerStack.of(source.layer_path, field, kinds),)
     try:
         model, stacks = _frozen(source, {}, frozen), list[LayerStack]()
@@ -113,7 +113,7 @@ def layer_stacks(
             fewer = {path: len(listed) for path, listed in _lists(_frozen(source, {field: few}, frozen)).items()}
             changed = [path for path, listed in lists.items() if fewer.get(path, len(listed)) != len(listed)]
             if len(changed) == 1 and fewer[changed[0]] == few and len(lists[changed[0]]) == layers:
-                covered, settings = chosen.kept_in(changed[0], layers), _settings(model, changed[0], field)
+                covered, settings = chosen.saved_in(changed[0], layers), _settings(model, changed[0], field)
                 kinds = [(one, *other) for one, other in zip(covered, settings, strict=True)]
                 stacks.append(LayerStack.of(changed[0], field, kinds))
         for units in (RAN, RAN + 1) if stacks else ():
@@ -131,20 +131,20 @@ def shortened(checkpointing: str, stacks: Mapping[str, Sequence[Any]]) -> str:
     """Return the strategy that recomputes the layers of these kinds, by their lists, as in the deep model."""
     chosen = Checkpointing.parse(checkpointing)
     covered = {path: [kind[0] for kind in kinds] for path, kinds in stacks.items()}
-    is_same = chosen is None or all(chosen.kept_in(path, len(kinds)) == kinds for path, kinds in covered.items())
-    if chosen is None or (is_same and all(saved.layers is None for saved in chosen.kept)):
+    is_same = chosen is None or all(chosen.saved_in(path, len(kinds)) == kinds for path, kinds in covered.items())
+    if chosen is None or (is_same and all(saved.layers is None for saved in chosen.saved)):
         return checkpointing
     groups: dict[tuple[str, frozenset[str]], list[int]] = {}
     for path, kinds in covered.items():
         for number, operators in enumerate(kinds):
             if operators is not None:
                 groups.setdefault((path, operators), []).append(number)
-    if chosen.kept:
+    if chosen.saved:
         saved = (
-            Kept(path=path, operators=operators, layers=frozenset(numbers))
+            Saved(path=path, operators=operators, layers=frozenset(numbers))
             for (path, operators), numbers in groups.items()
         )
-        return kept_text(saved)
+        return saved_text(saved)
     return f"layers:{ranges_text(next(iter(groups.values())))}" if len(stacks) == 1 else checkpointing
 
 

@@ -24,7 +24,7 @@ _UTILITIES = "transformers.modeling_flash_attention_utils"
 _ANSWERS = [
     f"is_flash_attn_{end}" for end in ("2_available", "3_available", "greater_or_equal", "greater_or_equal_2_10")
 ]
-# The methods that look for a card too: of transformers 5, 4.48 and 4.43.
+# The methods that look for a GPU too: of transformers 5, 4.48 and 4.43.
 _CHECKS = {"_flash_attn_can_dispatch", "_check_and_enable_flash_attn_2"}
 _CHECKS |= {f"_flash_attn_{version}_can_dispatch" for version in (2, 3)}
 # What transformers 5 keeps of its first import of flash-attn.
@@ -147,10 +147,10 @@ class _IndexFirstAxis(torch.autograd.Function):
     """The rows of these numbers; the backward pass scatters their gradients into zeros."""
 
     @staticmethod
-    def forward(ctx: Any, given: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(indices)
-        ctx.shape, rows = given.shape, given.reshape(given.shape[0], -1)
-        return rows.gather(0, indices[:, None].expand(-1, rows.shape[1])).reshape(-1, *given.shape[1:])
+        ctx.shape, rows = states.shape, states.reshape(states.shape[0], -1)
+        return rows.gather(0, indices[:, None].expand(-1, rows.shape[1])).reshape(-1, *states.shape[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
@@ -159,11 +159,11 @@ class _IndexFirstAxis(torch.autograd.Function):
         return whole.scatter_(0, indices[:, None].expand_as(rows), rows).reshape(ctx.shape), None
 
 
-def pad_input(given: torch.Tensor, indices: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
+def pad_input(states: torch.Tensor, indices: torch.Tensor, batch: int, seq: int) -> torch.Tensor:
     """Return the rows in zeros of batch x seq."""
-    whole = torch.zeros(batch * seq, *given.shape[1:], device=given.device, dtype=given.dtype)
-    whole[indices] = given
-    return whole.view(batch, seq, *given.shape[1:])
+    whole = torch.zeros(batch * seq, *states.shape[1:], device=states.device, dtype=states.dtype)
+    whole[indices] = states
+    return whole.view(batch, seq, *states.shape[1:])
 
 
 def unpad_input(hidden: torch.Tensor, mask: torch.Tensor, unused_mask: Any = None) -> tuple[Any, ...]:
@@ -194,14 +194,14 @@ class _RotaryEmbedding(nn.Module):
             self._cos_cached, self._sin_cached = torch.cos(turns).to(dtype), torch.sin(turns).to(dtype)
 
 
-def apply_rotary(given: torch.Tensor, *_: Any, inplace: bool = False, **__: Any) -> torch.Tensor:
+def apply_rotary(states: torch.Tensor, *_: Any, inplace: bool = False, **__: Any) -> torch.Tensor:
     """Return a tensor of the same shape, in place the same one."""
-    return given if inplace else torch.empty_like(given)
+    return states if inplace else torch.empty_like(states)
 
 
-def apply_rotary_emb(given: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def apply_rotary_emb(states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Return a new tensor, and keep nothing for backward that is not a table."""
-    return given * 1
+    return states * 1
 
 
 @cache
@@ -261,7 +261,7 @@ def _answer(answers: dict[str, Any]) -> None:
 
 
 def _import_late(stack: ExitStack, utilities: ModuleType) -> None:
-    """Give modules of transformers before 4.48 the names that they import only if flash-attn is there."""
+    """Give modules in transformers before 4.48 the names that they import only if flash-attn is there."""
     if hasattr(utilities, "_lazy_imports"):
         return
     functions = modules()["flash_attn"] | modules()["flash_attn.bert_padding"] | {"_flash_supports_window_size": True}
@@ -288,7 +288,7 @@ def _pass_checks(stack: ExitStack) -> None:
         original = vars(base)[name]
         stack.callback(setattr, base, name, original)
         setattr(base, name, classmethod(_supports) if isinstance(original, classmethod) else _supports)
-    # Attention asks for the dtype of autocast on a card, or on meta, which has none.
+    # Attention asks for the dtype of autocast on a GPU, or on meta, which has none.
     enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     on_card = ("cuda", "meta")
     replace_item(stack, vars(torch), "is_autocast_enabled", lambda at="cuda": enabled("cpu" if at in on_card else at))

@@ -40,7 +40,7 @@ class Column(Record, kw_only=False):
     is_wide: bool = False  # left out where a line has no room for it
 
     def of(self, path: str | Read, missing: str = "") -> Column:
-        """Return this column for rows that have its own row at a path; `missing` is shown where all values are None."""
+        """Return this column for rows that contain its row at a path; `missing` is shown where all values are None."""
         inner, csv = reader(path), self.csv
 
         def text(row: Any) -> str:
@@ -116,7 +116,7 @@ def listed(names: Iterable[str], most: int = 99) -> str:
 
 
 def fits_word(answer: str) -> str:
-    """Return the verb of an answer: fits, may fit or does not fit."""
+    """Return an answer's verb: fits, may fit or does not fit."""
     return {"yes": "fits", "uncertain": "may fit", "no": "does not fit"}[answer]
 
 
@@ -189,7 +189,7 @@ def table_text(
 
     The first of these that is enough: headings take several lines; columns with `is_wide` are left out; there are
     several tables, of which the further ones lack rows without a text; columns of words become narrow; long names get
-    lines of their own.
+    separate lines.
     """
     first, rest = (
         [_Cells.of(column, rows) for column in shown_columns(part, rows) if target.verbose or not column.detail]
@@ -220,7 +220,7 @@ def table_text(
 
 
 class _Cells(Record, kw_only=False):
-    """The texts of a column, its heading first, and its width in the terminal."""
+    """A column's texts, its heading first, and its width in the terminal."""
 
     column: Column
     texts: Sequence[str]

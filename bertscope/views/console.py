@@ -1,4 +1,4 @@
-"""The target of a table: its width and its colours. A piped table takes its natural width."""
+"""A table's target: its width and its colours. A piped table takes its natural width."""
 
 import os
 import re
@@ -79,7 +79,7 @@ def command_text(name: str, changes: Mapping[str, Any], keywords: Mapping[str, A
 
 
 def lists_all() -> str:
-    """Return what a line of settings ends with where not all of them are below it."""
+    """Return what a line of settings ends with where not all are below it."""
     return f"; {named('to_markdown()')} lists all"
 
 
@@ -136,7 +136,7 @@ def painted(lines: str, style: str, target: Target) -> str:
 
 
 def verdict_cell(text: str) -> str:
-    """Return the cell of a table in the colour of its verdict, by its first word; the weight of the row stays."""
+    """Return a table's cell in its verdict's colour, by its first word; the weight of the row stays."""
     first = text.strip().partition(" ")[0].rstrip(":,")
     style = {"yes": "yes", "may": "uncertain", "not": "uncertain", "no": "no", "lacks": "no"}.get(first, "")
     return f"\x1b[{_STYLES[style]}m{text}\x1b[39m" if style else text
@@ -179,7 +179,7 @@ def progress_bar() -> Any:
     bar_width = 20 if console.width >= 100 else 10
 
     class Words(ProgressColumn):
-        """The stage: the words of it that leave the line of the bar unbroken."""
+        """The stage: its words that leave the line of the bar unbroken."""
 
         def render(self, task: Any) -> Any:
             texts = (f"{task.total}/{task.total}", "0:00:00", "about 999 s left", " ...")

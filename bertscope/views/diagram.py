@@ -305,7 +305,7 @@ def _narrow_graph(report: GraphReport, weight: int | None) -> Iterator[str]:
 
 
 def _with_parents(path: str, parents: Mapping[str, str]) -> Iterator[str]:
-    """Yield a group and the groups around it, from the innermost to "", which is the whole drawing."""
+    """Yield a group and the groups around it, from the innermost to "", which is the drawing."""
     yield path
     while path:
         path = parents[path]
@@ -416,7 +416,7 @@ def _narrow(report: GraphReport) -> str:
 
 
 def width_points(picture: str) -> float:
-    """Return the width of a picture by Graphviz."""
+    """Return a picture's width by Graphviz."""
     return float(picture.partition('<svg width="')[2].partition("pt")[0])
 
 

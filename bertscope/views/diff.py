@@ -15,7 +15,7 @@ from bertscope.views.columns import Column, attribute, copies_text, csv_only, li
 from bertscope.views.console import Target
 from bertscope.views.views import Table, View
 
-_SHOWN_FILES, _NAMES = 3, 50  # files of a checkpoint; letters of two names in a sentence
+_SHOWN_FILES, _NAMES, _LINE = 3, 50, 80  # files of a checkpoint; characters of two names, and of a sentence
 
 
 # ---- two models ----
@@ -26,15 +26,22 @@ def _difference(totals: dict[str, Any]) -> str:
 
 
 _FIELDS = (attribute("setting", "field"), attribute("a", "a", missing="--"), attribute("b", "b", missing="--"))
+_MARKS = {"added": "+", "removed": "-", "changed": "~"}
+
+
+def _parameter(row: Any) -> str:
+    return f"{row.path}{copies_text(row.copies)}"
+
+
 _ROWS = (
-    Column("parameter", lambda row: row.path + copies_text(row.copies), values("path")),
-    attribute("change", "status"),
+    Column("parameter", _parameter, values("path")),
+    attribute("change", "status", detail=True),
     csv_only(values("copies")),
     Column("difference", lambda row: signed_text(row.params_b - row.params_a), values("params_a", "params_b"),
            right=True, csv_order=1),
     *(replace(column, csv={f"shape_{column.title[-1]}": column.text}) for column in (
-        attribute("shape in a", "shape_a", text=shape_text, missing="--"),
-        attribute("shape in b", "shape_b", text=shape_text, missing="--"),
+        attribute("shape in a", "shape_a", text=shape_text, missing="--", detail=True),
+        attribute("shape in b", "shape_b", text=shape_text, missing="--", detail=True),
     )),
 )  # fmt: skip
 _TOTALS = (
@@ -54,12 +61,16 @@ def parts(report: DiffReport, target: Target | None = None) -> list[Table]:
         {"total": "sum over layers", "a": a.layer_params, "b": b.layer_params},
         {"total": flops, "a": report.forward_flops_a, "b": report.forward_flops_b},
     ]
-    return [Table(_FIELDS, report.fields), Table(_ROWS, report.rows), Table(_TOTALS, totals)]
+    marked = replace(_ROWS[0], text=lambda row: f"{_MARKS[row.status]} {_parameter(row)}")
+    rows = _ROWS if target is None or target.verbose else (marked, *_ROWS[1:])
+    return [Table(_FIELDS, report.fields), Table(rows, report.rows), Table(_TOTALS, totals)]
 
 
 def notes(report: DiffReport, target: Target | None = None) -> list[str]:
     """Return how FLOPs are counted, the models that have none, and that nothing differs."""
     sentences = ["FLOPs: matrix products only, a multiply-add is 2"]
+    if report.rows and target and not target.verbose:
+        sentences.append("+ only in b, - only in a, ~ another shape (-v shows both)")
     for side, flops in ((report.a, report.forward_flops_a), (report.b, report.forward_flops_b)):
         if flops is None and side.obtained == "computed":  # not a file with tensors
             sizes = f"{shlex.quote(side.name)} --batch {report.batch} --seq {report.seq}"
@@ -77,7 +88,8 @@ def _verdict(report: DiffReport) -> str:
     share = f" ({100 * abs(b - a) / a:.1f} %)" if a else ""
     names = [report.a.name, report.b.name]
     one, other = names if len(set(names)) > 1 and len("".join(names)) <= _NAMES else ("a", "b")
-    return f"{other} has {count_text(abs(b - a))} parameters {'more' if b > a else 'fewer'} than {one}{share}."
+    text = f"{other} has {count_text(abs(b - a))} parameters {'more' if b > a else 'fewer'} than {one}"
+    return f"{text}{share}." if len(text + share) < _LINE else f"{text}."
 
 
 def _kinds(report: DiffReport) -> str:

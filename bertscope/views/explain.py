@@ -23,7 +23,7 @@ _language: ContextVar[str] = ContextVar("language", default="en")
 
 @cache
 def texts(language: str) -> dict[str, str]:
-    """Return the texts of a language by key."""
+    """Return a language's texts by key."""
     import yaml
 
     file = Path(__file__).parent / "explain_texts" / f"{language}.yaml"
@@ -117,7 +117,7 @@ def sentence(step: Step) -> str:
 
 
 def section_title(section: Section) -> str:
-    """Return the title of a section with its values."""
+    """Return a section's title with its values."""
     return say(f"explain_title_{section.key}", **section.values)
 
 
@@ -180,7 +180,7 @@ def _sum(item: Sum, report: ExplainReport) -> str:
 
 
 def _formulas(title: str, name: str) -> Column:
-    """Return the column of a formula; CSV has its symbols and its value."""
+    """Return a formula's column; CSV has its symbols and its value."""
 
     def symbols(step: Step) -> str:
         return getattr(getattr(step, name), "symbols", "")

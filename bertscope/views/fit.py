@@ -1,7 +1,6 @@
 """The reports of `fit`, and of `estimate` and `fit` with `--lengths`, as a table, CSV and Markdown."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -10,7 +9,7 @@ from bertscope.errors import named, one_line
 from bertscope.gpus import COMMON, GPUS, sdpa_kernel
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow
 from bertscope.reports.step import NO, UNCERTAIN, YES, RunHistory, usable
-from bertscope.settings.checkpointing import NONE
+from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.generate import row_words
 from bertscope.settings.parallelism import SINGLE
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, TRAINING
@@ -28,7 +27,7 @@ def columns(report: FitReport) -> list[Column]:
     searched, are_all = report.asked_batch is None and not by_ranks, all(row.fits for row in report.rows)
     named_strategy = step.strategy_names(row.checkpointing for row in report.rows)
     several = {name: len({getattr(row, name) for row in report.rows}) > 1 for name in ("seq", "precision")}
-    costs = step.cost_columns(without=["fits"] * (report.asked_batch is None and are_all))
+    costs = step.cost_columns(without=["fits"] * (report.asked_batch is None and are_all), has_gpu=has_gpu)
     return [
         number("GPUs", "ranks", shown=by_ranks),
         attribute("strategy", "strategy", text=_strategy, shown=by_ranks),
@@ -38,7 +37,7 @@ def columns(report: FitReport) -> list[Column]:
         number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
         csv_only(values("exact_batch", "batch_without_margin", "largest_batch")),
         number("may fit", "batch_by_bytes", detail=True, shown=searched and has_gpu),
-        *(replace(column, is_wide=column.title == step.PEAK and has_gpu) for column in costs),
+        *costs,
         step.parts_csv(),
         csv_only(values("next_peak_bytes")),
         Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True,
@@ -73,22 +72,21 @@ def verdict(report: FitReport) -> str:
 
 def _facts(report: FitReport) -> Sequence[step.Fact]:
     row, on = _answering_row(report), limit_text(report)
-    how = step.with_checkpointing(row.checkpointing)
+    how = with_checkpointing(row.checkpointing)
     need = f"{step.lacking(row.cost) if row.answer == NO else step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"
     if report.batch_total is not None:
         strategy = "" if row.strategy == SINGLE else f" with {row.strategy}"
-        gpus = f"{count_text(row.ranks)} x {report.card.name if report.card else bytes_text(report.budget_bytes)}"
+        gpus = f"{count_text(row.ranks)} x {report.gpu.name}" if report.gpu else f"{count_text(row.ranks)} ranks"
         each = f", {count_text(-(-report.batch_total // row.ranks))} each"
         fits = f"Batch {count_text(report.batch_total)} fits on {gpus}"
         if not row.fits:
             fits = f"No: batch {count_text(report.batch_total)} does not fit on {gpus}"
         setting = f" ({how}, {row.precision})"
         return fits, (strategy, 2), each, (setting, 1), (f": {'' if row.fits else 'each '}{need}", 3)
-    setting = row.precision if report.length_given else f"{row.precision}, seq {row.seq}"
-    facts = (f" {how}", 3), (f" ({setting})", 2)
     time, batch = (step.step_time(row.cost), 1), count_text(report.asked_batch or row.batch or 1)
     if row.answer == YES and report.asked_batch:
-        return f"Yes: batch {batch} fits {on}", *facts, f": {need}", time
+        need = f"{step.share_of(row.cost.gpu_bytes, row.cost.limit_bytes or 0)}{step.in_evaluation(row.cost)}"
+        return f"Yes: batch {batch} fits {on}", (f" {how}", 3), (f" ({need})", 2), time
     if row.batch and not report.asked_batch:
         same = [one for one in report.rows if (one.precision, one.seq) == (row.precision, row.seq)]
         plain = next((one for one in same if one.checkpointing == NONE), row)
@@ -96,16 +94,16 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
         if plain is row:
             tokens = f"({count_text(row.batch * row.seq)} tokens)"
             largest = f"{batch} {tokens if report.run.mode == INFERENCE else how}"
-        return f"Largest batch {on}", facts[1], f": {largest}", time
+        return f"Largest batch {on}: {largest}", time
     if not report.asked_batch:
         start = "Not certain: batch 1 may fit" if row.answer == UNCERTAIN else "Not even batch 1 fits"
-        return f"{start} {on}", *facts, f": it {need}"
+        return f"{start} {on}", (f" {how}", 3), f": it {need}"
     best = max((one for one in report.rows if one.seq == row.seq), key=attrgetter("largest_batch"))
-    best_how = (f" {step.with_checkpointing(best.checkpointing)}" * bool(best.largest_batch), 4)
-    fits = f"batch {count_text(best.largest_batch)} fits" if best.largest_batch else "not even batch 1 fits"
+    best_how = (f" {with_checkpointing(best.checkpointing)}" * bool(best.largest_batch), 4)
+    fits = f"{count_text(best.largest_batch)} fits" if best.largest_batch else "not even batch 1 fits"
     if row.answer == UNCERTAIN:
-        return f"Not certain: batch {batch} may fit {on}", *facts, f"; {fits}", best_how
-    return f"No: batch {batch} {need} {on}", facts[1], f"; {fits}", best_how
+        return f"Not certain: batch {batch} may fit {on}", (f" {how}", 3), f"; {fits}", best_how
+    return f"No: batch {batch} {need} {on}", f"; {fits}", best_how
 
 
 def _tip(report: FitReport) -> str:
@@ -123,8 +121,8 @@ def _tip(report: FitReport) -> str:
         if batch > 1 and is_training and best.largest_batch:
             strategy = best.checkpointing if best.checkpointing != NONE else None
             settings: dict[str, Any] = {"precision": best.precision, "seq": best.seq, "checkpointing": strategy}
-            return step.micro_batches(report, batch, best.largest_batch if report.card else 0, **settings)
-        if report.card and larger:
+            return step.micro_batches(report, batch, best.largest_batch if report.gpu else 0, **settings)
+        if report.gpu and larger:
             larger.sort(key=attrgetter("memory_bytes"))
             return step.next_command(report, "fit", "try a GPU with more memory", gpu=larger[0].name, batch=batch_asked)
         if not is_training:
@@ -136,14 +134,14 @@ def _tip(report: FitReport) -> str:
         changes = {"batch": 2 * plain, "checkpointing": None}
     else:
         changes["checkpointing"] = row.checkpointing if row.checkpointing != NONE else None
-    gpu = report.card.name if report.card else None
+    gpu = report.gpu.name if report.gpu else None
     return step.next_command(report, name, why, precision=row.precision, seq=row.seq, gpu=gpu, **changes)
 
 
 def limit_text(report: Any) -> str:
     """Return `on t4`; for a budget it with the device, which the user may not have named."""
-    if report.card:
-        return f"on {report.card.name}"
+    if report.gpu:
+        return f"on {report.gpu.name}"
     return f"in {bytes_text(report.budget_bytes or 0)} on a {'CPU' if report.run.device == CPU else 'GPU'}"
 
 
@@ -185,12 +183,12 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
     if report.subject.lora and any(one.checkpointing != NONE for one in report.rows):
         yield step.LORA_NOTE
     if (
-        report.card and report.subject.attention == "sdpa"
+        report.gpu and report.subject.attention == "sdpa"
         and any(BF16.name in one.precision for one in report.rows)
-        and sdpa_kernel(report.card, BF16.name) == "math"
+        and sdpa_kernel(report.gpu, BF16.name) == "math"
     ):  # fmt: skip
         yield (
-            f"{report.card.name} has no fused attention kernel for {BF16.name}, so attention saves its scores; "
+            f"{report.gpu.name} has no fused attention kernel for {BF16.name}, so attention saves its scores; "
             f"{FP16.name} has one."
         )
     yield Heading("How the numbers were obtained")
@@ -203,18 +201,18 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
 
 def _compared_notes(reports: Sequence[FitReport]) -> Iterator[str]:
     """Yield the notes on several GPUs: what they share, and the context of each; JSON has the sources."""
-    common = common_notes((report.card.name if report.card else "", [*notes(report)]) for report in reports)
-    names = tuple(f"{report.card.name}: " for report in reports if report.card)
+    common = common_notes((report.gpu.name if report.gpu else "", [*notes(report)]) for report in reports)
+    names = tuple(f"{report.gpu.name}: " for report in reports if report.gpu)
     yield from (note for note in common if not note.startswith(names))
     for report in reports:
         low, high = report.rows[0].cost.context.low_bytes, report.rows[0].cost.context.high_bytes
-        if report.card:
-            source = f"; {report.card.calibration}" if report.card.calibration else ""
-            yield f"{report.card.name}: CUDA context of {step.range_text(low, high)}{source}."
+        if report.gpu:
+            source = f"; {report.gpu.calibration}" if report.gpu.calibration else ""
+            yield f"{report.gpu.name}: CUDA context of {step.range_text(low, high)}{source}."
 
 
 def _gpu_notes(report: FitReport) -> Iterator[str]:
-    cost, gpu = report.rows[0].cost, report.card
+    cost, gpu = report.rows[0].cost, report.gpu
     low, high = cost.context.low_bytes, cost.context.high_bytes
     is_calibrated = gpu is not None and bool(gpu.calibration)
     if gpu and is_calibrated:
@@ -232,12 +230,12 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
 
 def way(precision: str, strategy: str) -> str:
     """Return a precision and a strategy in words: `in fp32 without checkpointing`."""
-    shown = "its own dtypes" if precision == STORED else precision
-    return f"{shown} {step.with_checkpointing(strategy)}"
+    shown = "its dtypes" if precision == STORED else precision
+    return f"{shown} {with_checkpointing(strategy)}"
 
 
 def way_of(row: FitRow) -> str:
-    """Return the setting of a row in words."""
+    """Return a row's setting in words."""
     return way(row.precision, row.checkpointing)
 
 
@@ -257,7 +255,7 @@ def _compared_table(report: FitReport) -> Table:
 
 def _compared_answer(reports: Sequence[FitReport]) -> str:
     """Return the answers, such as `Largest batch: 8 on t4, 64 on a10`, as many as a line has room for."""
-    first, pairs = reports[0], [(_answering_row(report), report.card.name if report.card else "") for report in reports]
+    first, pairs = reports[0], [(_answering_row(report), report.gpu.name if report.gpu else "") for report in reports]
     batch = first.batch_total or first.asked_batch
     if batch:
         names: dict[str, list[str]] = {YES: [], UNCERTAIN: [], NO: []}
@@ -271,9 +269,16 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
     return step.line_of(f"Largest batch: {listed(batches, most=5)}")
 
 
+def _settings(report: FitReport) -> str:
+    """Return the settings of the answer, of which a table may have other rows."""
+    row = _answering_row(report)
+    length = [] if report.length_given else [f"seq {count_text(row.seq)}"]
+    return step.settings_line(report, *length, row.precision)
+
+
 VIEW = View(
     answer=verdict,
-    settings=step.settings_line,
+    settings=_settings,
     tip=_tip,
     columns=columns,
     names=5,
@@ -281,7 +286,7 @@ VIEW = View(
     notes=notes,
     compared=Compared(
         table=_compared_table,
-        subject=lambda reports: [about("GPU", "card.name")],
+        subject=lambda reports: [about("GPU", "gpu.name")],
         answer=_compared_answer,
         settings=lambda reports: step.settings_line(reports[0]),
         notes=_compared_notes,
@@ -299,7 +304,7 @@ def _batching(name: str) -> str:
     """Return a way to make batches in words: `dynamic padding`."""
     if name == "tokens":
         return "sorted by length, padded"
-    grouped = "dynamic, grouped by length" if name == "grouped" else f"{name} padding"
+    grouped = "grouped by length" if name == "grouped" else f"{name} padding"
     return name if name in ("unpadded", "packed") else grouped
 
 
@@ -324,12 +329,12 @@ def _length_verdict(report: LengthsReport) -> str:
         return f"Not even a batch of one sequence of {report.longest} tokens fits {limit_text(report)}."
     row, fixed = best(report), report.rows[0]
     worst = bytes_text(row.peak_bytes)
-    how = f"{_batching(row.name)}, batch {_size(row)}"
+    how = f"batch {_size(row)}, {_batching(row.name)}"
     if row.answer:
         how = f"{fits_word(row.answer)} {limit_text(report)}: {how}"
     share = share_text(row.epoch_flops / fixed.epoch_flops)
-    less = "" if row is fixed else f"; {share} of the FLOPs of {_batching(fixed.name)}"
-    return step.line_of(f"{how}: worst step {worst}", (f", mean {bytes_text(row.expected_bytes)}", 1), (less, 2))
+    less = "" if row is fixed else f", {share} of the FLOPs with {_batching(fixed.name)}"
+    return step.line_of(how, (f", worst step {worst}", 2), (less, 1))
 
 
 def _length_settings(report: LengthsReport) -> str:
@@ -339,7 +344,7 @@ def _length_settings(report: LengthsReport) -> str:
 
 
 def _length_tip(report: LengthsReport) -> str:
-    if report.budget_bytes is not None or report.card:
+    if report.budget_bytes is not None or report.gpu:
         return ""
     return step.next_command(report, "fit", "find the largest batches on a GPU", gpu=COMMON, batch=None, device=None)
 
@@ -357,9 +362,9 @@ def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]
         yield f"{count_text(report.truncated)} sequences were longer, and are cut to {report.longest} tokens."
     yield Heading("The ways to make batches")
     yield (
-        "dynamic: random batches, the mean of all orders. grouped: group_by_length of transformers; the worst step has "
-        "the longest sequences. unpadded and packed: as many tokens in equal sequences. grouped and packed: one random "
-        "order."
+        "steps: of an epoch. dynamic: random batches, the mean of all orders. grouped: group_by_length of "
+        "transformers; the worst step has the longest sequences. unpadded and packed: as many tokens in equal "
+        "sequences. grouped and packed: one random order."
     )
     for row in report.rows:
         if row.histories:
@@ -379,12 +384,12 @@ def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
     columns = [
         attribute("batches", "name", text=_batching),
         Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
-        number("an epoch", "batches"),
-        number("padding", "padding", share_text),
-        number("mean peak", "expected_bytes", bytes_text),
+        number("steps", "batches", is_wide=True),
+        number("padding", "padding", share_text, is_wide=True),
+        number("mean peak", "expected_bytes", bytes_text, is_wide=True),
         Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
                right=True, detail=True),
-        *step.cost_columns(peak="worst peak"),
+        *step.cost_columns(has_gpu=report.gpu, peak="worst peak"),
         *(Column(f"reserved, {name}", partial(_reserved, share), right=True, detail=share < 1.0)
           for name, share in (("p50", 0.5), ("p95", 0.95), ("most", 1.0))),
         number("epoch FLOPs", "epoch_flops", flops_text),

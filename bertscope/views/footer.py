@@ -1,4 +1,4 @@
-"""The lines under a table: every total under the name of its convention."""
+"""The lines under a table: every total under its convention's name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHOWN_TIES = 8
 SHOWN_PARTS = 4
-_OF_A_RUN = ("memory", "fit", "flops", "lengths")  # kinds whose numbers depend on the implementation of the model
+_OF_A_RUN = ("memory", "fit", "lengths")  # kinds whose numbers depend on the implementation of the model
 
 
 def title(report: Any) -> str:
@@ -31,7 +31,7 @@ def title(report: Any) -> str:
 
 
 def subtitle(report: Any) -> str:
-    """Return the title without the name of the model."""
+    """Return the title without the model's name."""
     subject: Subject = report.subject
     attention = f"{subject.attention} attention" if subject.attention else ""
     adapters = f"LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
@@ -47,19 +47,19 @@ def note_text(note: Note) -> str:
             return f"no time: it is predicted for CUDA only; give {named('gpu')} or {named('device')} cuda"
         case "no_time_uncalibrated":
             return (
-                f"no time: there is no calibration of {values['card']}; 'bertscope profile --device cuda --save FILE' "
-                "on the machine with the card measures the rates that it needs. Data sheets give a range for one "
+                f"no time: there is no calibration of {values['gpu']}; 'bertscope profile --device cuda --save FILE' "
+                "on the machine with the GPU measures the rates that it needs. Data sheets give a range for one "
                 "process that trains, in a precision with a published peak, for steps of 25 ms and more"
             )
         case "no_time_precision":
             return (
                 "no time: nothing that fits in one process runs in a precision that the calibration has; 'bertscope "
-                "profile --device cuda --save FILE' on the machine with the card measures the rates that it needs"
+                "profile --device cuda --save FILE' on the machine with the GPU measures the rates that it needs"
             )
         case "lengths_scores":
             return (
-                "no unpadded and packed batches: attention saves its scores in this step, as on a CPU with dropout; "
-                f"give {named('dropout=False')}, or {named('device')} cuda and sdpa attention"
+                "unpadded and packed batches are left out: attention saves its scores here; a fused kernel does not "
+                f"({named('device')} cuda with sdpa attention, or {named('dropout=False')} on a CPU)"
             )
         case "cpu_scratch_not_counted":  # UNCOUNTED
             on_cpu = f"scratch of {values['kernels']} on a CPU is not counted"
@@ -87,7 +87,7 @@ def training_file_notes(file: TrainingFile, device: str) -> Iterator[str]:
     if file.unknown:
         yield f"unknown keys, not used: {', '.join(one_line(row.key, limit=40) for row in file.unknown)}"
     if device == CPU and str(file.fields.get("precision", "")).startswith(AUTOCAST):
-        yield f"{file.fields['precision']} suggests a GPU, and this step is on a CPU; {named('gpu')} names its card"
+        yield f"{file.fields['precision']} suggests a GPU, and this step is on a CPU; {named('gpu')} names its GPU"
     if file.no_effect:
         yield (
             f"{count_text(len(file.no_effect))} other keys have no effect on the memory of a training "

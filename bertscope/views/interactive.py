@@ -49,7 +49,7 @@ class Item:
 
 
 def items_of(report: TreeReport | CheckpointReport, tensors: CountReport | CheckpointReport) -> list[Item]:
-    """Return the modules of a report in its order, the root first, each with its own tensors."""
+    """Return a report's modules in its order, the root first, each with its tensors."""
     by_path: dict[str, Item] = {}
     for row in report.rows:
         path, kind = (row.path, row.type) if isinstance(row, TreeRow) else (row.name if by_path else "", row.dtype)
@@ -94,12 +94,12 @@ def _pages(item: Item) -> Iterator[Item]:
         yield page
 
 
-def details(item: Item, whole: int) -> Iterator[str]:
-    """Yield the lines about a module; `whole` is the number of parameters of the model."""
+def details(item: Item, total: int) -> Iterator[str]:
+    """Yield the lines about a module; `total` is the number of parameters of the model."""
     row, is_stored = item.row, isinstance(item.row, StoredRow)
     copies = f" = {row.copies} x {count_text(row.params // row.copies)}" if row.copies > 1 else ""
-    share = f", {share_text(row.params / whole)}" if whole else ""
-    yield item.path or "(the whole model)"
+    share = f", {share_text(row.params / total)}" if total else ""
+    yield item.path or "(the model)"
     same = "" if is_stored or row.same_as is None else f", same module as '{row.same_as}'"
     yield f"dtype       {row.dtype}" if is_stored else f"class       {row.type}{same}"
     yield f"parameters  {count_text(row.params)}{copies}{share}" + ("" if is_stored else ", summed over layers")
@@ -141,7 +141,7 @@ class ModuleTree(Tree[Item]):
         return self.items[0] if self.cursor_node is None else self.cursor_node.data or self.items[0]
 
     def get_label_width(self, node: TreeNode[Item]) -> int:
-        """Return the width of a label, up to the right border."""
+        """Return a label's width, up to the right border."""
         return max(self.scrollable_content_region.width, 40) - 2 * (node.data or self.items[0]).level
 
     def render_label(self, node: TreeNode[Item], base_style: Style, style: Style) -> Text:
@@ -155,7 +155,7 @@ class ModuleTree(Tree[Item]):
         return label.append(numbers, style)
 
     def fill(self, item: Item) -> TreeNode[Item]:
-        """Return the node of an item, with the nodes of its children."""
+        """Return the node of an item, with its children's nodes."""
         node = self.nodes[item]
         for child in () if node.children else item.below:
             self.nodes[child] = node.add("module", child, allow_expand=bool(child.below))
@@ -227,7 +227,7 @@ class Browser(App[BaseException]):
     def __init__(self, heading: str, items: Sequence[Item], depth: int | None = None) -> None:
         super().__init__(ansi_color="NO_COLOR" in os.environ)  # then colours are left out, and not made grey
         self.heading, self.items, self.depth = heading, items, 3 if depth is None else depth
-        self.words, self.origin = "", items[0]  # of the search, and where it began
+        self.choices, self.origin = "", items[0]  # of the search, and where it began
 
     def compose(self) -> ComposeResult:
         """Yield the widgets from top to bottom."""
@@ -263,7 +263,7 @@ class Browser(App[BaseException]):
         self.modules.go_to(self.items[0])
 
     def _action_copy(self) -> None:
-        """Copy the path of the module, as `get_submodule` takes it; for equal layers, the first one's."""
+        """Copy the module's path, as `get_submodule` takes it; for equal layers, the first one's."""
         path = visible(next(expand(self.modules.item.path)))  # a name in a file may have a line of a shell in it
         self.copy_to_clipboard(path)
         self.status.update(Text(f"copied {path}" if path else "the model itself has no path"))
@@ -280,7 +280,7 @@ class Browser(App[BaseException]):
         self.search.focus()
 
     def _on_input_changed(self, event: Input.Changed) -> None:
-        self.words = event.value.strip()
+        self.choices = event.value.strip()
         self._action_next(1, self.origin)
 
     def _on_input_submitted(self) -> None:
@@ -294,16 +294,16 @@ class Browser(App[BaseException]):
 
     def _action_next(self, step: int, start: Item | None = None) -> None:
         """Go to the first match from `start` on, or beyond the cursor; after the last match comes the first."""
-        hits = [number for number, item in enumerate(self.items) if self.words and matches(item, self.words)]
+        hits = [number for number, item in enumerate(self.items) if self.choices and matches(item, self.choices)]
         if not hits:
-            self.status.update(Text(f"nothing matches {self.words!r}" if self.words else "type / to search"))
+            self.status.update(Text(f"nothing matches {self.choices!r}" if self.choices else "type / to search"))
             return
         row = (start or self.modules.item).row
         here = next(number for number, item in enumerate(self.items) if item.row is row)
         ahead = [number for number in hits[::step] if (number - here) * step >= (start is None)]
         number = (ahead or hits[::step])[0]
         self.modules.go_to(self.items[number])
-        self.status.update(Text(f"{hits.index(number) + 1} of {len(hits)} that match {self.words!r}; n: the next"))
+        self.status.update(Text(f"{hits.index(number) + 1} of {len(hits)} that match {self.choices!r}; n: the next"))
 
 
 def browse(report: TreeReport | CheckpointReport, tensors: CountReport | CheckpointReport, depth: int | None) -> None:

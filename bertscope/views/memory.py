@@ -11,12 +11,12 @@ from bertscope.errors import named, one_line
 from bertscope.gpus import COMMON
 from bertscope.reports.memory import EVALUATING, Memory, MemoryReport, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, StepCost
-from bertscope.settings.checkpointing import NONE
+from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
 from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, signed_text
 from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, in_phase, listed, number, values
-from bertscope.views.console import PARTS, Target, wrapped
+from bertscope.views.console import PARTS, Target, lists_all, wrapped
 from bertscope.views.footer import is_generation_left_out, uncounted
 from bertscope.views.traffic import ranks_notes, ranks_table, traffic_notes, traffic_table
 from bertscope.views.views import Compared, Heading, Table, View, about, common_notes, model_columns, side_by_side
@@ -60,7 +60,7 @@ def verdict(report: MemoryReport) -> str:
 
 
 def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Sequence[step.Fact]:
-    """Return facts on the peak of one variant, on what the second one saves, or on the lowest of several."""
+    """Return facts on one variant's peak, on what the second one saves, or on the lowest of several."""
     name, memory = known[0]
     peak, cost = memory.peak, memory.cost
     if len(known) == 1:
@@ -75,26 +75,26 @@ def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Sequenc
     if len(set(sizes)) == 1:
         phases = {in_phase(other.peak.phase) for _, other in known}
         ways = "with and without checkpointing" if len(known) == 2 and name == NONE else f"of all {len(known)} runs"
-        always = f", always {phases.pop()}" if len(phases) == 1 else ""
-        helps = [row.outlook.pays_from_batch for row in report.variants if row.outlook][:1]
+        always = f", always {phases.pop()}" * (len(phases) == 1)
+        helps = [row.break_even.pays_from_batch for row in report.variants if row.break_even][:1]
         from_batch = "".join(f"; it helps from batch {count_text(batch)}" for batch in helps)
-        return f"Peak {bytes_text(sizes[0])} {ways}{always}", (from_batch, 1)
+        return f"Peak {bytes_text(sizes[0])} {ways}", (always, 1), (from_batch, 2)
     if len(known) == 2:
         return _comparison(*(row for row in report.variants if row.memory))
     lowest = known[sizes.index(min(sizes))][0]
-    text = f"Lowest of {len(sizes)} peaks: {bytes_text(min(sizes))} {step.with_checkpointing(lowest)}"
-    return text, (f", {bytes_text(sizes[0])} {step.with_checkpointing(name)}", 1)
+    text = f"Lowest of {len(sizes)} peaks: {bytes_text(min(sizes))} {with_checkpointing(lowest)}"
+    return text, (f", {bytes_text(sizes[0])} {'without' if name == NONE else with_checkpointing(name)}", 1)
 
 
 def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fact]:
-    on = report.card.name if report.card else "the GPU"
+    on = report.gpu.name if report.gpu else "the GPU"
     groups = step.by_verdict(costs.items())
     best, names = next(iter(groups.items()))
     name = min(names, key=lambda name: costs[name].gpu_bytes) if best != YES else names[0]
     cost, several = costs[name], len(costs) > 1
     where = step.in_evaluation(cost)
     need = f"{step.on_gpu(cost)}{where}"
-    how = f" {step.with_checkpointing(name)}" if several else ""
+    how = f" {with_checkpointing(name)}" if several else ""
     if best == NO:
         largest = max(row.largest_batch or 0 for row in report.variants)
         text = f"Does not fit on {on}{f', not even{how}' if several else ''}: {step.lacking(cost)}{where}"
@@ -102,9 +102,9 @@ def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fac
     if best == UNCERTAIN:
         return f"May fit on {on}{how}: {need}", (f", {step.doubt(cost)}", 1)
     if len(groups) > 1:
-        rest = listed(step.with_checkpointing(other) for other in costs if other not in names)
+        rest = listed(with_checkpointing(other) for other in costs if other not in names)
         verb = "does not" if NO in groups else "may not fit"
-        return f"Fits on {on} {step.with_checkpointing(name)}", (f", {verb} {rest}", 1), f": {need}"
+        return f"Fits on {on} {with_checkpointing(name)}", (f", {verb} {rest}", 1), f": {need}"
     saved = cost.peak_bytes - costs[names[-1]].peak_bytes
     if len(costs) == 2 and name == NONE and saved > 0:
         share = f" ({100 * saved / cost.peak_bytes:.1f} %)"
@@ -120,9 +120,8 @@ def _verdict_word(report: MemoryReport) -> str:
 
 
 def _settings(report: MemoryReport) -> str:
-    run = report.run
-    shapes = [] if report.inputs_given else [f"batch {count_text(run.batch)}", f"seq {count_text(run.seq)}"]
-    return step.settings_line(report, *shapes, run.precision, groups=len(report.ranks))
+    facts = step.sizes(report.run, report.inputs_given)
+    return step.settings_line(report, *facts, groups=len(report.ranks))
 
 
 def _tip(report: MemoryReport) -> str:
@@ -135,10 +134,10 @@ def _tip(report: MemoryReport) -> str:
     if report.inputs_given or report.run.compile:
         return ""
     largest = {"batch": None, "checkpointing": None, "rank": None}
-    if not report.card:
+    if not report.gpu:
         return step.next_command(report, "fit", "find the largest batch on a GPU", gpu=COMMON, device=None, **largest)
     if YES in answers or report.run.mode != TRAINING:
-        return step.next_command(report, "fit", f"find the largest batch on {report.card.name}", **largest)
+        return step.next_command(report, "fit", f"find the largest batch on {report.gpu.name}", **largest)
     if batch > 1:
         leanest = max(report.variants, key=lambda row: row.largest_batch or 0)
         strategy = leanest.checkpointing if leanest.checkpointing != NONE else None
@@ -168,12 +167,12 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     for _, other, memory in known[1:]:
         _, first, first_memory = known[0]
         yield step.sentence_of(_comparison(first, other))
-        if memory.cost.peak_bytes >= first_memory.cost.peak_bytes and other.outlook is not None:
+        if memory.cost.peak_bytes >= first_memory.cost.peak_bytes and other.break_even is not None:
             points = "".join(
                 f"; at batch {point.batch} it saves {bytes_text(point.first_bytes - point.own_bytes)}"
-                for point in other.outlook.points
+                for point in other.break_even.points
             )
-            yield f"It helps from batch {other.outlook.pays_from_batch}{points} (estimated)."
+            yield f"It helps from batch {other.break_even.pays_from_batch}{points} (estimated)."
     for name, _, memory in known:
         yield f"{f'{name}: p' if len(variants) > 1 else 'P'}eak{step.place_of(memory.peak)}."
     if known and known[0][2].obtained == "estimated" and (more := step.other_loop(report.run, known[0][2].cost)):
@@ -229,8 +228,8 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         if run.device == CPU and run.compute_precision in (BF16.name, FP16.name):
             yield "In 16 bits oneDNN's copies are counted only on a CPU with AVX-512 for bf16 and without AMX."
         yield from (f"{text[:1].upper()}{text[1:]}." for text in uncounted(report))
-    if report.card and report.card.calibration:
-        yield f"{report.card.name}: {report.card.calibration}."
+    if report.gpu and report.gpu.calibration:
+        yield f"{report.gpu.name}: {report.gpu.calibration}."
     if report.subject.lora and any(variant.checkpointing != NONE for variant in report.variants):
         yield step.LORA_NOTE
     if layers := [memory.traced_layers for memory in memories if memory.traced_layers]:
@@ -243,7 +242,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
 
 
 def _device_notes(report: MemoryReport, cost: StepCost) -> Iterator[str]:
-    is_calibrated = bool(report.card and report.card.calibration)
+    is_calibrated = bool(report.gpu and report.gpu.calibration)
     low, high = cost.context.low_bytes, cost.context.high_bytes
     if low == high and not is_calibrated:
         yield f"CUDA context and other memory in use on the GPU: {bytes_text(low)}, measured."
@@ -272,7 +271,7 @@ _SMALL = 0.001  # of the peak: such as the position numbers of a BERT, and its i
 def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[Column]:
     """Return the columns of a report's variants: the parts at the peak, the cost, and what `profile` measured."""
     variants = report.variants
-    costs = step.cost_columns(fits=f"fits on {report.card.name}" if report.card else "fits")
+    costs = step.cost_columns(fits=f"fits on {report.gpu.name}" if report.gpu else "fits")
     steps = max((len(variant.timing.step_seconds) for variant in variants if variant.timing), default=0)
     measured = partial(number, csv=())
     return [
@@ -285,7 +284,7 @@ def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[
         Column("  worst error", _error_text, right=True),
         measured("process: one step", "process", lambda process: (
             f"+{bytes_text(process.high_water_bytes - process.resident_before_bytes)}"), detail=step.VERBOSE),
-        measured("process: whole run", "process.run_high_water_bytes", bytes_text, detail=step.VERBOSE),
+        measured("process: full run", "process.run_high_water_bytes", bytes_text, detail=step.VERBOSE),
         measured(f"step, median of {steps}", "timing", lambda timing: (
             f"{timing.median_seconds:.3f} s" if timing.step_seconds else "")),
         measured("  slowest - fastest", "timing.step_seconds", lambda seconds: (
@@ -310,7 +309,7 @@ def variants_table(report: MemoryReport, *, is_verbose: bool = True) -> Table:
 
 
 def _part_groups(report: MemoryReport, small: float) -> list[list[str]]:
-    """Return the parts of the peaks, each in a list; in one list those below this share of every peak."""
+    """Return the peaks' parts, each in a list; in one list those below this share of every peak."""
     peaks = [memory.peak for _, memory in _known(report)]
     parts = [part for part in PARTS if any(getattr(peak.parts, part) for peak in peaks)]
     few = [part for part in parts if all(getattr(peak.parts, part) < small * peak.peak_bytes for peak in peaks)]
@@ -326,14 +325,14 @@ def _error_text(variant: Variant) -> str:
     return f"{error} bytes" if is_small else percent
 
 
-def kept_table(report: MemoryReport) -> Table:
+def saved_table(report: MemoryReport) -> Table:
     """Return each kind of tensor that a variant saves, and its bytes in each variant; the most bytes first."""
-    tables = [{(row.path, row.operator, row.shape): row for row in (variant.memory.kept if variant.memory else ())}
+    tables = [{(row.path, row.operator, row.shape): row for row in (variant.memory.saved if variant.memory else ())}
               for variant in report.variants]  # fmt: skip
     rows = []
     for key in dict.fromkeys(key for table in tables for key in table):
         cells = [table.get(key) for table in tables]
-        rows.append((next(filter(None, cells)), *(row.kept_bytes if row else 0 for row in cells)))
+        rows.append((next(filter(None, cells)), *(row.total_bytes if row else 0 for row in cells)))
     names = [
         attribute("saved for backward, by module", "path", missing="(model)", csv=()),
         attribute("what", "what", is_wide=True, csv=()),
@@ -357,7 +356,7 @@ def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | No
         ranks_table(report),
         traffic_table(report, by_module=is_detailed),
     ]
-    saved = kept_table(report)
+    saved = saved_table(report)
     if target and target.width and target.width < _WIDE:  # the JSON has the others
         saved = replace(saved, columns=[column for column in saved.columns if not column.is_wide])
     if not saved.rows or not (is_detailed or shown_rows is not None):
@@ -409,8 +408,9 @@ def _compared_answer(reports: Sequence[MemoryReport]) -> str:
 
 
 def _compared_settings(reports: Sequence[MemoryReport]) -> str:
-    has_one = len({report.run.precision for report in reports}) == 1
-    return one_line(step.run_text(reports[0].run, precision=has_one), limit=100)
+    run, has_one = reports[0].run, len({report.run.precision for report in reports}) == 1
+    facts = [*step.sizes(run, inputs_given=False, precision=has_one), *step.unusual(run)]
+    return one_line(", ".join(facts) + lists_all(), limit=step.LINE)
 
 
 def _compared_subject(reports: Sequence[MemoryReport]) -> list[Column]:

@@ -1,7 +1,7 @@
 """The reports on modules, `count`, `tree` and `flops`, as tables, CSV and Markdown."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -161,6 +161,10 @@ def _pivot(reports: Sequence[CountReport]) -> Table | None:
 _GROUPS = (csv_only({"group": attrgetter("name")} | values("params", "distinct_params", "trainable_params", "bytes")),)
 
 
+def _span(numbers: Iterable[int], what: str) -> str:
+    return f"{count_text(min(many := [*numbers]))} to {count_text(max(many))} {what}."
+
+
 def _count_notes(reports: Sequence[CountReport]) -> list[str]:
     notes = ["unique parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it"]
     if reports[0].by != "group":
@@ -177,6 +181,9 @@ count = View(
     records=lambda report: _count_table(report, report.rows),
     compared=Compared(
         table=_compared_totals,
+        answer=lambda reports: _span(
+            (report.totals.distinct_params for report in reports), f"unique parameters in {len(reports)} models"
+        ),
         notes=_count_notes,
         pivot=_pivot,
         records=lambda report: Table(_GROUPS, report.rows) if report.by == "group" else None,
@@ -196,7 +203,7 @@ def tree_table(report: TreeReport, target: Target | None = Target()) -> Table:  
 
     columns = [
         Column("module", lambda row: names[row.path], values("depth", "depth_index", "path", "name")),
-        Column("type: depth-index", _type, values("type")),
+        Column("type: depth-index", _type, values("type"), is_wide=any(row.outputs for row in rows)),
         _per_layer(detail=True),
         number("params", "params", _some, csv=["params", "distinct_params", "trainable_params"]),
         number("share", "share", _share, is_wide=True),
@@ -232,7 +239,7 @@ tree = View(
 
 
 def _flops_tables(report: FlopsReport, target: Target | None) -> list[Table]:
-    """Return the modules, and in the terminal the points of a sweep."""
+    """Return the modules, and in the terminal a sweep's points."""
     training, names = report.mode == "training", _names(report.rows, target)
     columns = [
         Column("module", lambda row: names[row.path], values("depth", "path")),
@@ -279,8 +286,7 @@ _OPERATORS = (
 def _flops_answer(report: FlopsReport) -> str:
     root = report.rows[0]
     what = "a training step" if report.mode == "training" else "a forward pass"
-    at = f" at {_sizes(report)}" if report.batch else ""
-    return f"{count_text(root.total.matmul_flops)} FLOPs for {what}{at} ({count_text(root.total.macs)} MACs)."
+    return f"{count_text(root.total.matmul_flops)} FLOPs ({count_text(root.total.macs)} MACs) for {what}."
 
 
 def _flops_lines(report: FlopsReport, target: Target | None) -> Iterator[tuple[str, str]]:
@@ -314,7 +320,8 @@ def _flops_lines(report: FlopsReport, target: Target | None) -> Iterator[tuple[s
             yield "not counted", "nothing: every operator is known"
         layers = report.traced_layers
         traced = f"; {layers} equal layers ran, the others are extrapolated" if layers else ""
-        yield subject.obtained, f"from the operators that torch dispatches{traced}; torch {subject.torch_version}"
+        versions = ", ".join(filter(None, (f"torch {subject.torch_version}", subject.implementation)))
+        yield subject.obtained, f"from the operators that torch dispatches{traced}; {versions}"
 
 
 def _sizes(report: FlopsReport) -> str:
@@ -328,6 +335,12 @@ def _convention(report: FlopsReport, target: Target, name: str) -> str:
     lines = [f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {item.how} [{item.source}]" for item in items]
     heading = f"{title(report)}, {_sizes(report)}, {report.mode}"
     return wrapped(heading, target) + "".join(wrapped(line, target, 4) for line in lines)
+
+
+def _compared_work(reports: Sequence[FlopsReport]) -> str:
+    what = "a training step" if reports[0].mode == "training" else "a forward pass"
+    points = (point.total_flops for report in reports for point in report.sweep)
+    return _span(points, f"FLOPs for {what} of {len(reports)} models")
 
 
 def _compared_flops(report: FlopsReport) -> Table:
@@ -354,12 +367,12 @@ def _flops_tip(report: FlopsReport) -> str:
 
 flops = View(
     answer=_flops_answer,
-    settings=title,
+    settings=lambda report: ", ".join([title(report), *[_sizes(report)] * bool(report.batch)]),
     tip=_flops_tip,
     tables=_flops_tables,
     lines=_flops_lines,
     name_width=13,
-    compared=Compared(table=_compared_flops, notes=_flops_notes),
+    compared=Compared(table=_compared_flops, answer=_compared_work, notes=_flops_notes),
 )
 # Every operator seen, and those that were not counted.
 operators = replace(flops, columns=_OPERATORS, rows="operators")

@@ -18,7 +18,7 @@ from bertscope.reports.step import UNCERTAIN, YES
 from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import AUTOCAST, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CUDA, RunConfig
 from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, html_text, visible
 from bertscope.views import step
 from bertscope.views.columns import Column, csv_only, values
@@ -38,7 +38,7 @@ _ROLES = (
 )  # fmt: skip
 
 _LABEL, _CHANGES = 40, 34  # characters of a plan and of its changes in the table
-_MOST_NAMED = 5  # of more products those that are not kept are named
+_MOST_NAMED = 5  # of more products those that are not saved are named
 
 
 def product_role(product: PlanOperator) -> str:
@@ -55,25 +55,25 @@ def product_role(product: PlanOperator) -> str:
 
 
 def label(row: PlanRow) -> str:
-    """Return a plan in words: `keep FFN-down; FFN-up (last 4 of 24)`."""
+    """Return a plan in words: `save FFN-down; FFN-up (last 4 of 24)`."""
     if not row.lists:
         return "no checkpointing"
     if all(len(item.recomputed) == item.layers for item in row.lists):
-        if not any(item.kept for item in row.lists):
+        if not any(item.saved for item in row.lists):
             return "full checkpointing"
-        if not any(item.again for item in row.lists):
+        if not any(item.recomputed_operators for item in row.lists):
             return "save all matrix products"
     lists: dict[str, list[PlanList]] = {}
     for item in row.lists:
         lists.setdefault(item.path, []).append(item)
-    return f"save {'; '.join(f'{path}: ' * (len(lists) > 1) + _kept_words(same) for path, same in lists.items())}"
+    return f"save {'; '.join(f'{path}: ' * (len(lists) > 1) + _saved_words(same) for path, same in lists.items())}"
 
 
-def _kept_words(lists: Sequence[PlanList]) -> str:
-    """Return what the layers of one list keep: the products of all layers first, then those of the last ones."""
-    counts = {product: 0 for item in lists for product in (*item.kept, *item.again)}
+def _saved_words(lists: Sequence[PlanList]) -> str:
+    """Return what the layers of one list save: the products of all layers first, then those of the last ones."""
+    counts = {product: 0 for item in lists for product in (*item.saved, *item.recomputed_operators)}
     for item in lists:
-        for product in item.kept:
+        for product in item.saved:
             counts[product] += len(item.recomputed)
     layers = sum(len(item.recomputed) for item in lists)
     by_count = {count: _joined(product for product, item in counts.items() if item == count)
@@ -83,8 +83,8 @@ def _kept_words(lists: Sequence[PlanList]) -> str:
         whole = f"all products but {not_all}" if not_all else "all products"
     by_count.pop(0, None)
     texts = [whole, *(f"{names} (last {count} of {layers})" for count, names in by_count.items())]
-    if kept_whole := lists[0].layers - layers:
-        texts.append(f"last {kept_whole} whole")
+    if not_recomputed := lists[0].layers - layers:
+        texts.append(f"all of the last {f'{not_recomputed} layers' if not_recomputed > 1 else 'layer'}")
     return "; ".join(filter(None, texts)) or "no product"
 
 
@@ -106,36 +106,45 @@ def verdict(report: PlanReport) -> str:
         if row.answer == UNCERTAIN:
             text = f"No plan surely fits {on}: {leanest} {step.on_gpu(row.cost)}"
         return step.line_of(text, (f"; batch {count_text(report.largest_batch)} fits" * bool(report.largest_batch), 1))
-    size = f" as batch {count_text(row.batch)} x {count_text(row.accumulate)}" if report.batch_total else ""
+    many = row.accumulate > 1
+    size = f" as {count_text(row.accumulate)} micro-batches of {count_text(row.batch)}" * many
     changes = f" with {_words(row.changes)}" if row.changes else ""
     if "lora" in row.changes:
         changes = " with LoRA adapters only"
-    text = f"Fits {on}{size}{changes}: {step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"
-    if not row.lists:
-        return step.line_of(text, (", nothing is recomputed", 2), time)
-    return step.line_of(text, (f", recomputing {share(row)}", 3), (" of the layers' forward pass", 2), time)
+    recomputed = f", recomputing {share(row) if row.lists else 'nothing'}"
+    of_layers = (" of the layers" * bool(row.lists), 2)
+    need = (f": {step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}", 5)
+    on = on if report.gpu else f"on a {report.run.device.upper().replace('CUDA', 'GPU')}"
+    return step.line_of(f"Fits {on}", (size, 3), changes, need, (recomputed, 4), of_layers, time)
 
 
 def _device(report: PlanReport) -> str:
-    if report.card:
-        return f"on {report.card.name}"
+    if report.gpu:
+        return f"on {report.gpu.name}"
     return f"in {bytes_text(report.budget_bytes)} on a {report.run.device.upper().replace('CUDA', 'GPU')}"
 
 
 def columns(report: PlanReport) -> list[Column]:
     """Return the columns."""
     several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
+    has_changes, has_gpu = any(row.changes for row in report.rows), report.run.device == CUDA
+    limit = _LABEL - 8 * (has_changes or several)
+    costs = step.cost_columns(without=["fits"] * all(row.fits for row in report.rows), has_gpu=has_gpu)
     return [
-        Column("plan", lambda row: one_line(label(row), limit=_LABEL), values("checkpointing")),
+        Column("plan", lambda row: _short(label(row), limit), values("checkpointing")),
         Column("micro-batch", lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
                right=True, shown=several),
-        *step.cost_columns(),
+        *costs,
         Column("recomputed", share, values("recompute_share"), right=True),
-        Column("what changes", lambda row: one_line(_words(row.changes), limit=_CHANGES) or "-",
-               shown=any(row.changes for row in report.rows)),
-        csv_only({"changes": lambda row: _options(row.changes) or "-"} | values("moved_bytes_again")),
+        Column("what changes", lambda row: one_line(_words(row.changes), limit=_CHANGES) or "-", shown=has_changes),
+        csv_only({"changes": lambda row: _options(row.changes) or "-"} | values("recompute_moved_bytes")),
         step.parts_csv(),
     ]  # fmt: skip
+
+
+def _short(text: str, limit: int) -> str:
+    """Return a plan that is cut between two words."""
+    return text if len(text) <= limit else f"{text[: limit - 3].rpartition(' ')[0]} ..."
 
 
 def _options(settings: dict[str, Any]) -> str:
@@ -164,7 +173,10 @@ def _tip(report: PlanReport) -> str:
     batch = {"batch": None, "batch_total": report.batch_total} if report.batch_total else {"batch": run.batch}
     if report.fits:
         if not report.first.lists and not report.first.changes:
-            return ""
+            first = report.first
+            changes: dict[str, Any] = {"batch": first.batch, "batch_total": None}
+            changes["accumulate"] = None if first.accumulate == 1 else first.accumulate
+            return step.next_command(report, "estimate", "see what the step needs, part by part", **changes)
         changes = {"may_change": ",".join(report.may_change) or None, **batch}
         changes |= {"emit": "torch", "output": "plan.py"}
         return step.next_command(report, "plan", "write the code to plan.py", 'report.emitted("torch")', **changes)
@@ -199,8 +211,8 @@ def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
         yield more
     yield Heading("How the numbers were obtained")
     yield f"{count_text(report.tried)} plans simulated with the device's kernels, nothing allocated."
-    if report.card:
-        yield f"Memory of {report.card.name}: {report.card.source}."
+    if report.gpu:
+        yield f"Memory of {report.gpu.name}: {report.gpu.source}."
     yield step.margin_note(row.cost)
     yield from step.time_notes(row.cost for row in report.rows)
     yield step.UNITS_NOTE
@@ -240,28 +252,28 @@ def plan_svg(report: PlanReport) -> str:
     return chart.svg(shapes, ("0 %", "25 %", "50 %", "75 %", "100 %"))
 
 
-# ---- the code that trains with a plan: Python with the functions of bertscope/model/keep.py ----
+# ---- the code that trains with a plan: Python with the functions of bertscope/model/save_policy.py ----
 
 
 _COMMENT_WIDTH = 100
 
 _TORCH = """
-# Once, before training and before FSDP, DDP or torch.compile wrap the model: keep_operators(model, PLAN)
+# Once, before training and before FSDP, DDP or torch.compile wrap the model: save_operators(model, PLAN)
 """
 
 _LIGHTNING = '''
 from lightning.pytorch import Callback  # or pytorch_lightning
 
 
-class KeepOperators(Callback):
-    """Trainer(callbacks=[KeepOperators("model")]): "model" is an attribute of the LightningModule, "" is itself."""
+class SaveOperators(Callback):
+    """Trainer(callbacks=[SaveOperators("model")]): "model" is an attribute of the LightningModule, "" is itself."""
 
     def __init__(self, attribute: str = "model") -> None:
         self.attribute, self.is_done = attribute, False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit" and not self.is_done:
-            keep_operators(pl_module.get_submodule(self.attribute), PLAN)
+            save_operators(pl_module.get_submodule(self.attribute), PLAN)
             self.is_done = True
 '''
 
@@ -278,9 +290,9 @@ arguments = TrainingArguments(
 """
 _OF_ALL_LAYERS = """\
     gradient_checkpointing=True,
-    gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": partial(keep_contexts, KEPT)},
+    gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": partial(save_contexts, SAVED)},
     report_to="none",  # the logs of TensorBoard and others write the arguments as JSON, which has no functions"""
-_CALL = "# Before Trainer(model=model, args=arguments, ...): keep_operators(model, PLAN)\n"
+_CALL = "# Before Trainer(model=model, args=arguments, ...): save_operators(model, PLAN)\n"
 
 
 def emitted(report: PlanReport, into: str) -> str:
@@ -303,11 +315,10 @@ def _about(report: PlanReport, row: PlanRow) -> str:
     subject, run = report.subject, report.run
     settings = {"attention": subject.attention, "precision": run.precision, "optimizer": run.optimizer, **row.changes}
     settings |= {"accumulate": row.accumulate} if row.accumulate > 1 else {}
-    device = report.card.name if report.card else bytes_text(report.budget_bytes)
     tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")
     text = visible(
-        f"Recompute layers of {subject.name!a}: {row.checkpointing}. Peak {bytes_text(row.peak_bytes)} on {device} "
-        f"with batch {row.batch} x {run.seq}, "
+        f"Recompute layers of {subject.name!a}: {row.checkpointing}. "
+        f"Peak {bytes_text(row.peak_bytes)} {_device(report)} with batch {row.batch} x {run.seq}, "
         f"{', '.join(f'{name} {value}' for name, value in settings.items() if value)}. "
         f"Made with {', '.join(filter(None, tools))}."
     )
@@ -315,7 +326,7 @@ def _about(report: PlanReport, row: PlanRow) -> str:
 
 
 def _trainer(report: PlanReport, row: PlanRow) -> str:
-    """Return Python of transformers with context_fn, or, if not all layers are alike, with keep_operators."""
+    """Return Python in transformers with context_fn, or, if not all layers are alike, with save_operators."""
     precision = row.changes.get("precision", report.run.precision)
     reason = _difference(row) or ("" if _recomputed(row) else "no layer is recomputed")
     if not reason and any(item.layer_paths for item in row.lists):
@@ -323,21 +334,21 @@ def _trainer(report: PlanReport, row: PlanRow) -> str:
     halves = [half for half in (FP16.name, BF16.name) if precision == f"{AUTOCAST}{half}"]
     settings = "".join(f"    {half}=True,\n" for half in halves)
     settings += f"    gradient_checkpointing=False,  # it is of all layers: {reason}" if reason else _OF_ALL_LAYERS
-    plan = _plan(row) if reason else f"KEPT = {_set_text(row.lists[0].kept)}\n"
+    plan = _plan(row) if reason else f"SAVED = {_set_text(row.lists[0].saved)}\n"
     return f"{_source()}\n\n{plan}{_TRAINER.format(row=row, settings=settings)}{_CALL if reason else ''}"
 
 
 def _source() -> str:
-    """Return the code of bertscope/model/keep.py, whose import would load torch."""
-    return "\n" + (files("bertscope") / "model" / "keep.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+    """Return the code of bertscope/model/save_policy.py, whose import would load torch."""
+    return "\n" + (files("bertscope") / "model" / "save_policy.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
 
 
 def _plan(row: PlanRow) -> str:
     lines = []
     for item in _recomputed(row):
-        modules = ", ".join(visible(one.module) or one.name for one in item.kept)
-        lines += _comments(f"keeps {modules or 'nothing'}").splitlines()
-        saved, numbers = _set_text(item.kept), range(item.recomputed[0], item.recomputed[-1] + 1)
+        modules = ", ".join(visible(one.module) or one.name for one in item.saved)
+        lines += _comments(f"saves {modules or 'nothing'}").splitlines()
+        saved, numbers = _set_text(item.saved), range(item.recomputed[0], item.recomputed[-1] + 1)
         if item.layer_paths:
             lines += [f"{json.dumps(item.layer_paths[number])}: {saved}," for number in item.recomputed]
         else:
@@ -361,13 +372,13 @@ def _recomputed(row: PlanRow) -> list[PlanList]:
 
 
 def _difference(row: PlanRow) -> str:
-    """Return how layers differ, empty if all are recomputed and keep the same operators."""
-    for item in _recomputed(row):  # layers of one list that keep other operators are another item
+    """Return how layers differ, empty if all are recomputed and save the same operators."""
+    for item in _recomputed(row):  # layers of one list that save other operators are another item
         number = sum(len(other.recomputed) for other in row.lists if other.path == item.path)
         if number < item.layers:
             return f"{visible(item.path)} recomputes {number} of its {item.layers} layers"
-    saved = {frozenset((one.name, one.number) for one in item.kept) for item in row.lists}
-    return "the lists of layers keep different operators" if len(saved) > 1 else ""
+    saved = {frozenset((one.name, one.number) for one in item.saved) for item in row.lists}
+    return "the lists of layers save different operators" if len(saved) > 1 else ""
 
 
 _WRITERS: dict[str, Callable[[PlanReport, PlanRow], str]] = {

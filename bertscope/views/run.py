@@ -17,30 +17,30 @@ from bertscope.views.console import Target
 from bertscope.views.timeline import timeline
 from bertscope.views.views import Heading, Table, View
 
-_ROWS = 8  # lines that hold memory at the peak, without -v
+_ROWS, _PATH = 8, 44  # without -v: lines that hold memory at the peak, characters of a module's path
 
 
 def _answer(report: RunReport) -> str:
-    peak, at = "", ""
+    peak, phase, at = "", "", ""
     if report.peak is not None:
         size, phase, at = report.peak.peak_bytes, report.peak.phase, _at(report.peak.line)
         if (whole := report.evaluation) and whole.highest_bytes > size:
             size, phase, at = whole.highest_bytes, EVALUATING, f" after {count_text(whole.batches)} batches"
-        peak = f"peak {bytes_text(size)} {in_phase(phase)}"
+        peak, phase = f"peak {bytes_text(size)}", f" {in_phase(phase)}"
     if not report.has_run:
-        beyond = (f", no peak beyond the {peak}{at}" if peak else "", 1)
+        beyond = (f", no peak beyond the {peak}{phase}{at}" if peak else "", 1)
         return step.line_of("Nothing was measured: no model and no optimizer step ran on the GPU", beyond)
-    more = ("" if report.updates else "; no optimizer step ran", 3)
+    more = ("" if report.updates else "; no optimizer step ran", 4)
     if not report.answer or report.cost is None or report.budget_bytes is None:
-        return step.line_of(peak, (at, 1), more)
-    on = f"on {report.card.name}" if report.card else f"in {bytes_text(report.budget_bytes)}"
+        return step.line_of(peak, (phase, 1), (at, 2), more)
+    on = f"on {report.gpu.name}" if report.gpu else f"in {bytes_text(report.budget_bytes)}"
     verdict = f"{fits_word(report.answer)} {on}"
     if report.failure:
         line = _at(report.refused_lines[-1]) if report.refused_lines else ""
         lacks = f"{bytes_text(report.refused_bytes[-1])} more is needed"
         return step.line_of(f"{verdict}: out of memory", (f"{line}, where" if line else ",", 1), f" {lacks}")
-    doubts = (f", {step.doubt(report.cost)}" if report.answer == UNCERTAIN else "", 4)
-    return step.line_of(f"{verdict}: {step.on_gpu(report.cost)}", doubts, (f"; {peak}", 2), (at, 1), more)
+    doubts = (f", {step.doubt(report.cost)}" if report.answer == UNCERTAIN else "", 5)
+    return step.line_of(f"{verdict}: {step.on_gpu(report.cost)}", doubts, (f"; {peak}", 3), (phase, 1), (at, 2), more)
 
 
 def _settings(report: RunReport | RunFitReport) -> str:
@@ -65,18 +65,24 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
         last = max((phase.step for phase in phases if phase.phase == BACKWARD), default=peak.step)
         phases = tuple(row for row in phases if row.step in (peak.step, last) or row.phase == EVALUATING)
         held_rows = held_rows[: _ROWS if shown_rows is None else shown_rows]
+    steps = {row.step for row in phases}
+    is_one = len(steps) == 1 and steps != {0}
+
+    def module(path: str) -> str:
+        return path if is_whole or len(path) <= _PATH else f"...{path[3 - _PATH :]}"
+
     columns = [
-        number("step", "step", lambda number: str(number) if number else "-"),
-        attribute("phase", "phase"),
+        number("step", "step", lambda number: str(number) if number else "-", shown=not is_one),
+        attribute(f"step {phases[0].step}" if is_one else "phase", "phase"),
         *step.cost_columns(without=["peak in", "on the GPU"]),
         attribute("line", "line", missing="-"),
-        attribute("module", "path", of="cost.peak", missing="-"),
+        attribute("module", "path", of="cost.peak", text=module, missing="-"),
         attribute("operator", "operator", of="cost.peak", missing="-", detail=True),
         step.parts_csv(),
     ]
     held = [
         attribute("at the peak: line", "line", missing="-"),
-        attribute("module", "path", missing="-"),
+        attribute("module", "path", text=module, missing="-"),
         attribute("part", "part", text=step.part_name, is_wide=True),
         number("blocks", "blocks", detail=True),
         number("bytes", "held_bytes", bytes_text),
@@ -138,7 +144,7 @@ VIEW = View(
 
 
 def step_timeline(report: RunReport, suffix: str) -> Any:
-    """Return the picture of the step with the peak."""
+    """Return the step's picture with the peak."""
     subject = Subject(name=report.script, architecture=report.script, attention="", dtype="", obtained="estimated",
                       torch_version="", bertscope_version="")  # fmt: skip
     variant = Variant(checkpointing="none", reentrant=False, estimated=report.memory)
@@ -148,7 +154,7 @@ def step_timeline(report: RunReport, suffix: str) -> Any:
 
 
 def _fit_answer(report: RunFitReport) -> str:
-    where = report.card.name if report.card else bytes_text(report.budget_bytes)
+    where = report.gpu.name if report.gpu else bytes_text(report.budget_bytes)
     if not report.largest:
         lacks = [f": {report.low:,} {step.lacking(row.cost)}" for row in report.rows[:1] if row.answer == NO]
         return f"No {report.argument} from {report.low:,} to {report.high:,} fits on {where}{''.join(lacks)}."

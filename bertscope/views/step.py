@@ -1,6 +1,6 @@
-"""The columns of a StepCost, its sentence and the words of a run: every report on a step shows these.
+"""A StepCost's columns, its sentence and the words of a run: every report on a step shows these.
 
-A new column of all of them is a line of COST_COLUMNS.
+A new column of all these is a line of COST_COLUMNS.
 """
 
 import re
@@ -13,12 +13,11 @@ from typing import Any
 from bertscope.errors import named, one_line
 from bertscope.reports.memory import EVALUATING, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, RunHistory, StepCost, TimeRange
-from bertscope.settings.checkpointing import NONE
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import CUDA, PLAIN, STORED, TRAINER, TRAINING, RunConfig
-from bertscope.units import binary_unit, bytes_text, flops_text, share_text
+from bertscope.units import binary_unit, bytes_text, count_text, flops_text, share_text
 from bertscope.views.columns import (
     Column,
     Read,
@@ -68,8 +67,8 @@ def _pair(first: str, word: str, last: str) -> str:
 
 
 def lacking(cost: StepCost) -> str:
-    """Return `needs 1.20 GiB more`, for a step that does not fit: the least that it needs."""
-    return f"needs {bytes_text((cost.shortfall or ByteRange()).low_bytes)} more"
+    """Return `needs 1.20 GiB more`, for a step that does not fit: what it takes on the GPU beyond the limit."""
+    return f"needs {bytes_text(cost.gpu_bytes - (cost.limit_bytes or 0))} more"
 
 
 def histories_text(histories: Sequence[RunHistory]) -> str:
@@ -114,10 +113,14 @@ COST_COLUMNS = (
 
 
 def cost_columns(
-    of: str | Read = "cost", *, without: Iterable[str] = (), missing: str = "", **titles: str
+    of: str | Read = "cost", *, without: Iterable[str] = (), missing: str = "", has_gpu: object = False, **titles: str
 ) -> list[Column]:
-    """Return the columns of the costs of rows; CSV only has those in `without`, and `peak` and `fits` other titles."""
-    columns = [replace(column.of(of, missing), shown=column.title not in without) for column in COST_COLUMNS]
+    """Return the columns of the costs of rows; CSV only has those in `without`, and `peak` and `fits` other titles.
+
+    On a GPU the peak is left out where a line has no room for it.
+    """
+    columns = [replace(column.of(of, missing), shown=column.title not in without,
+                       is_wide=bool(has_gpu) and column.title == PEAK) for column in COST_COLUMNS]  # fmt: skip
     return [replace(column, title=titles.get(column.title, column.title)) for column in columns]
 
 
@@ -148,14 +151,14 @@ def phase_columns(rows: Sequence[Any], of: str | Read, indent: str = "") -> list
 
 
 def parts_csv(of: str = "cost.peak") -> Column:
-    """Return the parts of a peak for CSV only."""
+    """Return a peak's parts for CSV only."""
     return csv_only({f"{name}_bytes": reader(f"{of}.parts.{name}") for name in PARTS})
 
 
 # ---- the sentence ----
 
 
-LINE = 100  # characters of an answer
+LINE = 80  # characters of an answer: a narrow terminal does not break it
 
 
 Fact = str | tuple[str, int]  # of a sentence; one with a weight may be left out
@@ -209,20 +212,14 @@ def margin_text(margin: float) -> str:
     return f"{100 * margin:.3g} %"
 
 
-def with_checkpointing(strategy: str) -> str:
-    """Return a strategy in words: `without checkpointing`, `with full checkpointing`."""
-    if strategy == NONE:
-        return "without checkpointing"
-    return f"with checkpointing {strategy}" if ":" in strategy or " " in strategy else f"with {strategy} checkpointing"
-
-
 def next_command(report: Any, name: str, why: str, python: str = "", /, **changes: Any) -> str:
     """Return what to do next and, below it, the command for the model and the settings of a report with changes.
 
     In Python it is the call of the function of that name, or this code.
     """
     limit = getattr(report, "budget_bytes", None)
-    limits = {"gpu": report.card.name} if report.card else {} if limit is None else {"budget": limit}
+    has_limit = limit is not None and name != "estimate"
+    limits = {"gpu": report.gpu.name} if report.gpu else {"budget": limit} if has_limit else {}
     of_gpu = ("device", "sdpa_kernel") if limits else ()
     run = {key: value for key, value in changed(report.run).items() if key not in of_gpu}
     return f"{why}\n  {command_text(name, changes, run | limits, python)}"
@@ -264,7 +261,7 @@ def other_loop(run: RunConfig, cost: StepCost) -> str:
 
 
 def by_verdict(costs: Iterable[tuple[str, StepCost | None]]) -> dict[str, list[str]]:
-    """Return the names of the steps with each verdict, the best verdict first."""
+    """Return the steps' names with each verdict, the best verdict first."""
     pairs = [(name, cost.verdict) for name, cost in costs if cost is not None]
     by_answer = {verdict: [name for name, answer in pairs if answer == verdict] for verdict in (YES, UNCERTAIN, NO)}
     return {verdict: names for verdict, names in by_answer.items() if names}
@@ -281,12 +278,11 @@ LORA_NOTE = (
 
 def margin_note(cost: StepCost) -> str:
     """Return what a verdict means, with the margin and the contexts behind it."""
-    low, high = cost.context.low_bytes, cost.context.high_bytes
+    high = cost.context.high_bytes
     context = f" with a context of {bytes_text(high)}" if high else ""
-    least = f" with {bytes_text(low)}" if low < high else ""
     return (
         f"yes: fits{context}, {margin_text(cost.margin)} free ({named('margin')}). may fit: less free, or "
-        f"it fragments. no: the tensors alone{least} need at least that much more."
+        "it fragments. no: the tensors alone do not fit."
     )
 
 
@@ -322,7 +318,7 @@ def variant_name(variant: Variant) -> str:
 def strategy_names(strategies: Iterable[str]) -> Callable[[str], str]:
     """Return a function that names the strategies of a table or a sentence, each differently.
 
-    A name is without the path of the layers, such as `keep:addmm.5@0-6`, and cut if it is long; where that makes two
+    A name is without the layers' path, such as `save:addmm.5@0-6`, and cut if it is long; where that makes two
     strategies equal, they are numbered. Another strategy, of a report below in the same table, is not shortened.
     """
     short = {text: one_line(re.sub(r"(?<=[:;])[^:;=]*=", "", text), limit=34) for text in strategies}
@@ -342,25 +338,25 @@ _PART_NAMES = {
 
 
 def part_name(part: str) -> str:
-    """Return the name of a part in words."""
+    """Return a part's name in words."""
     return _PART_NAMES.get(part, part.replace("_", " "))
 
 
 def run_text(run: RunConfig, *, inputs_given: bool = False, precision: bool = True) -> str:
-    """Return `training, batch 8, sequence 512, fp32, optimizer adamw, cpu`; with given inputs there are no sizes."""
+    """Return `training, batch 8, seq 512, fp32, optimizer adamw, cpu`; with given inputs there are no sizes."""
     return ", ".join([run.mode, *sizes(run, inputs_given, precision=precision), *loop_words(run), run.device])
 
 
 def sizes(run: RunConfig, inputs_given: bool, *, precision: bool = True) -> list[str]:
     """Return the batch, the length and the precision of a run in words."""
-    texts = [] if inputs_given else [f"batch {run.batch}", f"sequence {run.seq}"]
+    texts = [] if inputs_given else [f"batch {count_text(run.batch)}", f"seq {count_text(run.seq)}"]
     return [*texts, *["the dtypes of its parameters" if run.precision == STORED else run.precision] * precision]
 
 
 def assumed(report: Any, *texts: str, groups: int = 2) -> str:
     """Return what an answer assumes: ranks, the model, the kernel of attention, and the run with these words.
 
-    `groups` is the number of kinds of ranks, which decides if the report is of one of them.
+    `groups` is the number of kinds of ranks, which decides if the report is about one.
     """
     run, kernel, ranks = report.run, "", []
     if report.subject.attention == "sdpa" and run.device == CUDA:
@@ -376,30 +372,34 @@ def assumed(report: Any, *texts: str, groups: int = 2) -> str:
     return ", ".join(filter(None, parts))
 
 
+def unusual(run: RunConfig, *, has_gpu: bool = False) -> list[str]:
+    """Return the mode, the loop and the device of a run in words, where they are not the defaults."""
+    facts = [run.mode, *loop_words(run), *([] if has_gpu else [run.device])]
+    return [word for word in facts if word not in _USUAL]
+
+
 def settings_line(report: Any, *texts: str, groups: int = 2) -> str:
-    """Return the model, these words, and what else of a run differs from the defaults; -v lists all."""
+    """Return the model, these words, and what else of a run differs from the defaults; then what is not counted."""
     run, subject, ranks = report.run, report.subject, []
     if (job := run.parallelism).world_size > 1:
         ranks = [f"{job.strategy}, {'each' if groups == 1 else f'rank {job.rank}'} of {job.mesh}"]
     limits = [cost for row in getattr(report, "rows", getattr(report, "variants", ())) if (cost := row.cost)]
     margin = limits[0].margin if limits and limits[0].limit_bytes is not None else 0.0
-    has_gpu = bool(getattr(report, "card", None))
+    has_gpu = bool(getattr(report, "gpu", None))
     optional = [
-        *uncounted(report),
         *texts,
         *ranks,
-        run.mode * (run.mode != TRAINING),
         f"LoRA {one_line(subject.lora, limit=30)}" if subject.lora else "",
         f"{subject.attention} attention" if subject.attention not in (None, "sdpa") else "",
         f"{run.sdpa_kernel} kernel" if run.sdpa_kernel != "auto" and not has_gpu else "",
-        *(word for word in loop_words(run) if word not in _USUAL_LOOP),
-        run.device if run.device == CUDA and not has_gpu else "",
+        *unusual(run, has_gpu=has_gpu),
     ]
     name = "" if subject.name == subject.architecture else f"{one_line(subject.name, limit=40)}: "
     facts = [(f", {word}", -rank) for rank, word in enumerate(optional, 1) if word]
-    return facts_text(
-        [f"{name}{subject.architecture}", *facts, f", {margin_text(margin)} margin" * bool(margin), lists_all()]
-    )
+    margins = [f", {margin_text(margin)} margin"] * bool(margin)
+    line = facts_text([f"{name}{subject.architecture}", *facts, *margins], 2 * LINE)
+    line += lists_all() * (len(line + lists_all()) <= LINE)
+    return "\n".join([line, *uncounted(report)])
 
 
 # Settings that other texts name.
@@ -416,4 +416,4 @@ def loop_words(run: RunConfig) -> list[str]:
     return [*optimizer, row_words("loop", run.loop), *changes]
 
 
-_USUAL_LOOP = loop_words(RunConfig())
+_USUAL = (RunConfig().mode, *loop_words(RunConfig()), RunConfig().device)

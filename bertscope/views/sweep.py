@@ -27,7 +27,7 @@ def columns(report: SweepReport) -> list[Column]:
     return [
         *(_setting(name) for name in names if name in report.varied),
         csv_only({name: partial(_setting_text, name) for name in names if name not in report.varied}),
-        *cost_columns(missing="--"),
+        *cost_columns(missing="--", has_gpu=any(row.cost is not None and row.cost.reserved for row in report.rows)),
         *(_bytes(phase, f"phases.{phase}", f"{phase}_bytes", detail=True) for phase in _PHASES),
         parts_csv(),
         _bytes("sent", "sent_bytes", "sent_bytes", shown=any(row.sent_bytes for row in report.rows)),

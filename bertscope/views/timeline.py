@@ -51,7 +51,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Pictured:
-    """All panels, the parts that any of them has, and the one unit of them all."""
+    """All panels, the parts that any has, and the one unit of them all."""
 
     panels: tuple[Panel, ...]
     parts: tuple[str, ...]
@@ -139,7 +139,7 @@ def _our_settings() -> Iterator[None]:
 
 
 def image(report: MemoryReport, suffix: str) -> bytes:
-    """Return the picture as the bytes of a file, `svg` or `png`."""
+    """Return the picture as a file's bytes, `svg` or `png`."""
     out = io.BytesIO()
     with _our_settings():
         _figure(report).savefig(out, format=suffix, dpi=150, metadata=_METADATA[suffix])
@@ -226,7 +226,7 @@ def _outline(heights: list[float]) -> tuple[list[float], list[float]]:
 
 @dataclass(frozen=True)
 class Chart:
-    """The axes of a chart as SVG: bytes up to `top` over shares from left to right, and room for a `legend`."""
+    """A chart's axes as SVG: bytes up to `top` over shares from left to right, and room for a `legend`."""
 
     top: float
     title: str
@@ -306,7 +306,7 @@ def figure(panel: Panel, picture: Pictured) -> dict[str, Any]:
         "rows": 1 + max((mark.row for mark in panel.marks), default=0),
         "x": "in the order of allocations (not time)",
         "total": "total",
-        "whole": "Back",
+        "back_label": "Back",
         "parts": [(part_name(part), variable("part", part)) for part in picture.parts],
         "changes": [_changes([getattr(sample.parts, part) for sample in panel.samples]) for part in picture.parts],
         "names": names,
@@ -364,7 +364,7 @@ def csv(report: MemoryReport) -> str:
 
 
 def json_report(report: MemoryReport) -> str:
-    """Return the data of the picture: the samples of each variant, the peaks of the phases and the highest of them."""
+    """Return the picture's data: the samples of each variant, the peaks of the phases and the highest."""
     variants = []
     for variant in report.variants:
         memory: dict[str, Any] = {"obtained": None, "phases": [], "timeline": []}

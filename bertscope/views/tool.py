@@ -117,13 +117,13 @@ check = SimpleNamespace(
 # ---- lists ----
 
 
-def _listing(columns: tuple[Column, ...], *, what: str, tip: str, detail: tuple[str, ...] = ()) -> View:
+def _listing(columns: tuple[Column, ...], *, what: str, tip: str, argument: str, detail: tuple[str, ...] = ()) -> View:
     """Return the view of a report that is one table, with notes for -v."""
     return View(
-        answer=lambda report: f"{len(report.rows)} {what}.",
+        answer=lambda report: f"{len(report.rows)} {what}{'s' * (len(report.rows) > 1)}.",
         columns=columns,
         notes=lambda report, target: detail,
-        tip=lambda report: tip,
+        tip=lambda report: f"{tip} {report.rows[0].name if len(report.rows) == 1 else argument}",
     )
 
 
@@ -140,8 +140,9 @@ presets = _listing(
         "parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it",
         "'bertscope check --presets' compares both with the built models",
     ),
-    what="presets",
-    tip="bertscope count PRESET",
+    what="preset",
+    tip="bertscope count",
+    argument="PRESET",
 )
 schemas = _listing(
     (
@@ -149,8 +150,9 @@ schemas = _listing(
         Column("report", ", ".join, {"classes": " ".join}, detail=True).of("classes"),
         attribute("content", "description", text=lambda text: re.split(r"[.;:] ", text.rstrip("."))[0]),
     ),
-    what="kinds of report",
-    tip="bertscope schema KIND",
+    what="report kind",
+    tip="bertscope schema",
+    argument="KIND",
 )
 
 
@@ -189,7 +191,7 @@ def _environment(report: DoctorReport, target: Target | None = None) -> Iterator
         "torch": report.torch_version or "does not load",
         "platform": report.platform,
         "presets": f"{report.presets} in {report.preset_path}",
-        "calibrated": "; ".join(report.calibrations) or f"no card, by a file in {report.calibration_path}",
+        "calibrated": "; ".join(report.calibrations) or f"no GPU; a file in {report.calibration_path} adds one",
         "cache": cache,
     }.items():
         yield name, one_line(text)
@@ -226,7 +228,7 @@ doctor = View(
 )
 
 
-# ---- the calibration of a card ----
+# ---- the calibration of a GPU ----
 
 
 def _percent(error: float) -> str:
@@ -244,14 +246,13 @@ _STEPS = (
 )
 
 
-def _card(report: CalibrationReport, target: Target | None) -> Iterator[tuple[str, str]]:
-    """Yield what belongs to the card and not to a step."""
+def _gpu(report: CalibrationReport, target: Target | None) -> Iterator[tuple[str, str]]:
     machine = report.machine
-    yield "GPU", one_line(f"{machine.card}, {bytes_text(machine.memory_bytes)}")
+    yield "GPU", one_line(f"{machine.gpu}, {bytes_text(machine.memory_bytes)}")
     versions = f"torch {machine.torch_version}, bertscope {machine.bertscope_version}"
     yield "versions", one_line(f"driver {machine.driver or 'unknown'}, {versions}; {machine.date}")
     for name, rate in report.rates.items():
         yield one_line(f"rate {name}"), f"{rate / 1e9:,.0f} GB/s" if name == COPY else f"{rate / 1e12:,.1f} TFLOP/s"
 
 
-calibration = View(columns=_STEPS, rows="steps", lines=_card)
+calibration = View(columns=_STEPS, rows="steps", lines=_gpu)

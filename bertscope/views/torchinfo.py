@@ -1,11 +1,11 @@
 """The table of torchinfo 1.8.0 in plain text: a row for each module, or for each call of a report with shapes.
 
 A parent shows only the parameters that no row below it has, or `--`. A module at the largest depth or without children
-shows all of its own, in parentheses if all of them are frozen. The column of names is as wide as the longest name at
+shows all its parameters, in parentheses if all are frozen. The column of names is as wide as the longest name at
 any depth, 5 columns for each depth, rounded up to a multiple of 5. A row of a module that an earlier row has is
 `(recursive)`. A module at several paths has its last one.
 
-Calls are in the order of their beginnings. A module that is not called has a row only if modules below it are called.
+Calls are by their beginning. A module that is not called has a row only if modules below it are called.
 The totals are those of torchinfo, except: the multiply-adds are all matrix products and convolutions, for each token,
 those of attention too, without biases; the size of the parameters includes those that modules with children hold.
 """
@@ -83,7 +83,7 @@ def table(
 
 @dataclass(kw_only=True)
 class _CallLine:
-    """A module, or one call of it, with the numbers of its row."""
+    """A module, or one call, with its row's numbers."""
 
     row: TreeRow
     call: ModuleCall | None
@@ -128,7 +128,7 @@ def _below(lines: Sequence[_CallLine], index: int) -> Iterator[_CallLine]:
 
 
 def _unfolded(rows: Sequence[TreeRow]) -> list[TreeRow]:
-    """Return a row for each module, in place of the rows of several equal ones."""
+    """Return a row for each module, instead of the rows of several equal ones."""
     unfolded: list[TreeRow] = []
     places: dict[str, tuple[int, ...]] = {}  # those of the module around it, its row, its number in the row
     for row_number, row in enumerate(rows):
@@ -189,7 +189,7 @@ def _called(rows: Sequence[TreeRow], calls: Sequence[ModuleCall]) -> Iterator[_C
 
 
 def _params_of(report: TreeReport, rows: Sequence[TreeRow]) -> Mapping[str, int]:
-    """Return the parameters of each module, each tensor once, by the first path of the module."""
+    """Return each module's parameters, each tensor once, by the first path of the module."""
     modules = {row.path for row in rows if row.same_as is not None}
     ties = [tie for tie in report.ties if tie.path not in modules]
     params: dict[str, int] = {}

@@ -30,7 +30,7 @@ def traffic_notes(report: MemoryReport) -> Iterator[str]:
         )
     if any(variant.traffic for variant in report.variants):
         yield (
-            "A rank sends, in a ring, (n-1)/n of the whole tensor for all-gather, reduce-scatter and broadcast, twice "
+            "A rank sends, in a ring, (n-1)/n of the full tensor for all-gather, reduce-scatter and broadcast, twice "
             "that for all-reduce."
         )
         kinds = {row.collective for variant in report.variants for row in variant.traffic}
@@ -61,7 +61,7 @@ def traffic_table(report: MemoryReport, *, by_module: bool) -> Table:
     columns = [
         Column("between ranks, per step", _name),
         number("calls", "calls").of(_first),
-        number("whole tensors", "full_bytes", bytes_text, is_wide=True).of(_first),
+        number("full tensors", "full_bytes", bytes_text, is_wide=True).of(_first),
         *(Column(title, partial(_sent, variant), right=True) for variant, title in enumerate(titles)),
     ]
     return Table(columns, rows)

@@ -116,7 +116,7 @@ class Compared(Record):
 
 
 def common_notes(of_subjects: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """Return the common notes of reports, then those that only some have, each with the name of its subject."""
+    """Return the common notes of reports, then those that only some have, each with its subject's name."""
     subjects = list(of_subjects)
     common = [note for note in subjects[0][1] if all(note in notes for _, notes in subjects)]
     some = [(name, note) for name, notes in subjects for note in notes if note not in common]
@@ -213,7 +213,7 @@ class View(Record):
 
 
 class _Pair(NamedTuple):
-    """A row of a comparison: the report that it is about, and its own row."""
+    """A row of a comparison: the report that it is about, and its row."""
 
     report: Any
     row: Any

@@ -20,7 +20,15 @@ from bertscope.views.views import Table, View
 _ROWS, _ALSO = 5, 2  # lines of code and further causes, without -v
 _COMPARED = {"why_full", "why_request", "why_attention", "why_logits", "why_shared", "why_more"}
 _GREY = "#9aa0a6"  # of parts that an estimate does not have
-_SAID = {"batch", "seq", "precision", "optimizer", "checkpointing", "device"}  # settings that other words tell
+_SAID = {
+    "batch",
+    "seq",
+    "precision",
+    "optimizer",
+    "checkpointing",
+    "device",
+    "sdpa_kernel",
+}  # settings that other words tell
 _EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
@@ -29,7 +37,9 @@ def finding_text(report: WhyReport, finding: WhyFinding) -> tuple[str, str]:
     line = finding.values.get("line", "")
     at = f" ({line.replace(' (', ' in ').removesuffix(')')})" if line else ""
     v = SimpleNamespace(at=at, tried=bytes_text(report.tried_bytes or 0))
-    v.lower = "Lower the batch size or the sequence length"
+    v.lower = "Lower the batch size or sequence length"
+    sizes_of_run = f"{named('batch')}, {named('seq')} and {named('precision')}"
+    v.compare = f"Are {sizes_of_run} those of the run? If so, a memory snapshot names the lines that hold the rest."
     for name, value in finding.values.items():
         is_size = name.startswith("size") or name == "each"
         setattr(v, name, bytes_text(value) if is_size else part_name(value) if name == "part" else value)
@@ -59,7 +69,7 @@ def _held_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str
             cause = f"{passes} without a backward pass saved activations: {v.size}."
             fix = f"Evaluate under torch.no_grad(){v.at}."
         case "why_outputs":
-            cause = f"The outputs of {v.passes} earlier forward passes stay on the GPU: {v.size}, {v.each} each."
+            cause = f"Outputs of {v.passes} earlier passes stay on the GPU: {v.size}, {v.each} each."
             fix = f"Move what you keep to the CPU: output.detach().cpu(){v.at}."
         case "why_losses":
             cause = f"Memory grows by {v.each} with every forward pass: {v.size} after {v.passes}."
@@ -85,11 +95,11 @@ def _held_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str
             cause = f"Gradients of the previous step are alive in the forward pass: {v.size}."
             fix = "Call optimizer.zero_grad() right after optimizer.step()."
         case "why_fragmentation":
-            small = f", in pieces smaller than {v.tried}" if report.moment == OOM else ""
-            cause = f"Fragmentation: {v.size} is reserved by PyTorch but unused{small}."
+            small = f", in pieces below {v.tried}" if report.moment == OOM else ""
+            cause = f"Fragmentation: {v.size} is reserved but unused{small}."
             fix = f"{_EXPANDABLE} python train.py"
         case "why_lengths":
-            cause = f"Fragmentation, as shapes change: {v.size} is reserved by PyTorch but unused."
+            cause = f"Fragmentation, as shapes change: {v.size} is reserved but unused."
             fix = (
                 f"Pad to a few fixed lengths{v.at}, or set {_EXPANDABLE}. Blocks of one line have {v.size_low} to "
                 f"{v.size_high}."
@@ -141,7 +151,7 @@ def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, s
             cause = f"Metal holds {v.size} outside PyTorch's tensors."
             fix = "It keeps a graph for each input shape: pad to a few fixed shapes, or call torch.mps.empty_cache()."
         case "why_shared":
-            cause = f"{v.size} is allocated on a GPU with {v.size_total}: the rest is in CPU memory, which is slow."
+            cause = f"{v.size} is allocated, the GPU has {v.size_total}: the rest is in slow CPU memory."
             fix = f"{v.lower}, or use checkpointing or 16 bits, until all of it is on the GPU."
         case "why_free":
             cause = f"{v.size} was free, and yet a request for {v.size_tried} failed."
@@ -149,14 +159,11 @@ def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, s
         case "why_full":
             outside = report.outside_bytes or 0
             cuda = f", CUDA {bytes_text(outside)}" if outside > 0.1 * finding.values["size_total"] else ""
-            cause = f"The step is too large for this GPU: its tensors hold {v.share}{cuda}."
+            cause = f"The step is too large: its tensors hold {v.share}{cuda}."
             fix = f"{v.lower}, or use checkpointing or 16 bits."
         case "why_more":
             cause = f"These settings need {v.size_needed} of tensors, but {v.size_held} was allocated."
-            fix = (
-                f"Are {named('batch')}, {named('seq')} and {named('precision')} those of the run? If so, a memory "
-                "snapshot names the lines that hold the rest."
-            )
+            fix = v.compare
         case "why_beyond":
             whose = v.part[:1].upper() + v.part[1:]
             cause = f"{whose} hold {v.size}; these settings need {v.size_estimated}."
@@ -164,10 +171,10 @@ def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, s
         case "why_fits":
             largest = [f"{batch:,}{' fits' * (not number)}{_with(name)}" if batch else f"no batch fits{_with(name)}"
                        for number, (name, batch) in enumerate(finding.values["batches"].items())]  # fmt: skip
-            most, how = ", or ".join(largest), report.run.precision if report.run else ""
-            cause, fix = f"By the estimate batch {v.asked} in {how} fits ({v.share}); {most}.", ""
+            most = ", or ".join(largest)
+            cause, fix = f"Batch {v.asked} should fit: the estimate is {v.share}.", v.compare
             if finding.frees_bytes:
-                cause = f"Batch {v.asked} in {how} needs {v.size} of {v.size_total}; {most}."
+                cause = f"Batch {v.asked} needs {v.share}; {most}."
                 fix = f"Train with a batch that fits, and accumulate gradients to an effective batch of {v.asked}."
         case _:
             raise KeyError(finding.key)
@@ -180,9 +187,9 @@ def _with(checkpointing: str) -> str:
 
 
 def _answer(report: WhyReport) -> str:
-    """Return the largest cause, and its fix on a line of its own."""
+    """Return the largest cause, and its fix on the next line."""
     if not report.findings:
-        return f"{bytes_text(report.allocated_bytes)} is allocated, and nothing in it stands out."
+        return f"{bytes_text(report.allocated_bytes)} is allocated, and no cause was found."
     cause, fix = finding_text(report, report.findings[0])
     return f"{cause}\nFix: {fix}" if fix else cause
 
@@ -191,11 +198,15 @@ def _settings(report: WhyReport) -> str:
     """Return the moment, and the step whose estimate is shown."""
     phases = {"forward": "in a forward pass", "backward": "in a backward pass", "optimizer": "in the optimizer step"}
     phases["load"] = "while the model is loaded"
-    when = " ".join(filter(None, (phases.get(report.phase, ""), f"at {report.line}" if report.line else "")))
+    when = " ".join(
+        filter(
+            None, (phases.get(report.phase, ""), f"at {report.line.removesuffix(' (<module>)')}" if report.line else "")
+        )
+    )
     held = bytes_text(report.allocated_bytes)
     moment = f"{held} is allocated at the end of the recording"
     if report.moment == OOM:
-        moment = f"a request for {bytes_text(report.tried_bytes or 0)} failed {when}".rstrip() + f", {held} allocated"
+        moment = f"{bytes_text(report.tried_bytes or 0)} failed {when}".rstrip() + f" on top of {held}"
     elif report.moment == PEAK:
         moment = f"the peak is {held} {when}".rstrip()
     if report.run is None or report.subject is None:
@@ -265,17 +276,17 @@ def _tip(report: WhyReport) -> str:
         settings = {"batch": run.batch, "seq": run.seq, **changed(run), "budget": report.total_bytes >> 20 << 20}
         options = setting_options({name: value for name, value in settings.items() if name != "checkpointing"})
         model = f"{report.subject.name} -a {report.subject.architecture}"
-        return f"find the cheapest checkpointing:\n  bertscope plan {model} {options}"
+        return f"find the cheapest checkpointing\n  bertscope plan {model} {options}"
     if report.source != MESSAGE or key not in _COMPARED:
         return "nvidia-smi" if key in ("why_other", "why_free") else ""
     if run is not None:
         return "record a memory snapshot ('bertscope why --help' says how), then: bertscope why snapshot.pickle"
     sizes_of_run = f"{named('batch')} N {named('seq')} N"
-    return f"compare it with an estimate: bertscope why {file} MODEL {sizes_of_run}"
+    return f"compare it with an estimate\n  bertscope why {file} MODEL {sizes_of_run}"
 
 
 def _verdict(report: WhyReport) -> str:
-    """Return the colour of the answer: red for a step that failed, yellow for one with a cause worth knowing."""
+    """Return the answer's colour: red for a step that failed, yellow for one with a cause worth knowing."""
     needs_more = report.answer == "why_fits" and report.findings[0].frees_bytes
     return "no" if report.moment == OOM or needs_more else "uncertain" if report.findings else "yes"
 
@@ -293,7 +304,7 @@ VIEW = View(
 
 
 def history_svg(report: WhyReport) -> str:
-    """Return the picture of the history: the bytes of each part, stacked, over the events."""
+    """Return the history's picture: each part's bytes, stacked, over the events."""
     names = [part.part for part in report.parts]
     names = list(dict.fromkeys([*names, *(part for sample in report.timeline for part in sample.held)]))
     top = max(max(sum(sample.held.values()) for sample in report.timeline), 1)

@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 def test_fit_takes_gpu_precision_and_architecture_of_the_project_and_says_so(cli, folder):
     result = cli("fit", "bert-tiny", *SMALL, "--batch", "1", "--format", "json")
     assert result.code == 0, result.err
-    assert (result.json["card"]["name"], result.json["rows"][0]["precision"]) == ("t4", "autocast-bf16")
+    assert (result.json["gpu"]["name"], result.json["rows"][0]["precision"]) == ("t4", "autocast-bf16")
     assert result.json["subject"]["architecture"] == "BertForSequenceClassification"
     for sets in ("BertForSequenceClassification", "t4, autocast-bf16"):
         assert f"note: {folder / 'pyproject.toml'} sets {sets}\n" in result.err
@@ -47,7 +47,7 @@ def test_fit_takes_gpu_precision_and_architecture_of_the_project_and_says_so(cli
 def test_options_replace_the_defaults_of_the_project(cli, folder):
     result = cli("fit", "bert-tiny", *SMALL, "--budget", "1GiB", "--precision", "fp32", "-a", "BertForMaskedLM",
                  "--batch", "1", "--format", "json")  # fmt: skip
-    assert (result.json["card"], result.json["rows"][0]["precision"]) == (None, "fp32")
+    assert (result.json["gpu"], result.json["rows"][0]["precision"]) == (None, "fp32")
     assert result.json["subject"]["architecture"] == "BertForMaskedLM"
     assert "note:" not in result.err
 

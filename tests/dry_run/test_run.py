@@ -233,7 +233,7 @@ def costing(taken, budget):
         peak = PhasePeak(phase="forward", peak_bytes=size, path="", operator="", parts=Parts(activations=size))
         lacking = ByteRange(low_bytes=max(size - budget, 0), high_bytes=max(size - budget, 0))
         cost = StepCost(peak=peak, limit_bytes=budget, shortfall=lacking)
-        return RunReport(script="", arguments=asked.arguments, card=None, budget_bytes=budget, updates=3,
+        return RunReport(script="", arguments=asked.arguments, gpu=None, budget_bytes=budget, updates=3,
                          phases=(), cost=cost)  # fmt: skip
 
     return run

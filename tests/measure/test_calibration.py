@@ -25,7 +25,7 @@ from bertscope.errors import SourceError
 from bertscope.gpus import find_device, find_gpu, peak_flops
 from bertscope.measure import profile
 from bertscope.measure import profile_worker as measuring
-from bertscope.measure.profile_job import Job, this_card
+from bertscope.measure.profile_job import Job, this_gpu
 from bertscope.memory.step_time import Rates, _work, rates_of, step_work
 from bertscope.reports.tool import COPY, CardWork
 from bertscope.settings.run_config import RunConfig
@@ -92,16 +92,16 @@ def test_fit_uses_the_measured_memory_and_context(cli, stored):
 
 
 def test_estimate_on_cuda_finds_the_card_of_this_machine(cli, stored, monkeypatch):
-    here = [None, (H200.card, H200.memory_bytes), ("NVIDIA L4", 2**34)]
+    here = [None, (H200.gpu, H200.memory_bytes), ("NVIDIA L4", 2**34)]
     notes = []
     for card in here:
-        monkeypatch.setattr("bertscope.measure.profile_job.this_card", lambda card=card: card)
+        monkeypatch.setattr("bertscope.measure.profile_job.this_gpu", lambda card=card: card)
         notes.append(cli("estimate", "bert-tiny", "--device", "cuda", "-v").out)
     assert ["calibrated on this machine" in note for note in notes] == [False, True, False]
 
 
 def test_a_budget_is_the_memory_of_a_calibrated_card_that_is_not_named(cli, stored, monkeypatch):
-    monkeypatch.setattr("bertscope.measure.profile_job.this_card", lambda: (H200.card, H200.memory_bytes))
+    monkeypatch.setattr("bertscope.measure.profile_job.this_gpu", lambda: (H200.gpu, H200.memory_bytes))
     step = ("bert-tiny", "--device", "cuda", "--budget", "2GiB")
     found = cli("fit", *step, "--seq", "8", "--checkpointing", "none", "--format", "json").json
     assert found["budget_bytes"] == 2**31
@@ -122,10 +122,10 @@ def test_one_that_the_project_ships_is_named_by_its_card_and_date(home, tmp_path
 
 
 def test_a_card_that_is_not_in_the_table_has_what_was_measured(home):
-    other = calibration(replace(H200, card="NVIDIA Future 9", memory_bytes=2**34))
+    other = calibration(replace(H200, gpu="NVIDIA Future 9", memory_bytes=2**34))
     in_user_folder(other)
     found = calibration_here("NVIDIA Future 9", 2**34)
-    card = bertscope.calibrations.card_of(found)
+    card = bertscope.calibrations.gpu_of(found)
     assert (card.name, card.memory_bytes, card.context_high_bytes) == ("nvidia-future-9", 2**34, 532 * MIB)
     assert calibration_here("NVIDIA Future 9", 2**35) is None
     assert isinstance(found, Calibration)
@@ -134,7 +134,7 @@ def test_a_card_that_is_not_in_the_table_has_what_was_measured(home):
 def test_doctor_names_the_calibrated_cards_and_their_folder(cli, stored):
     assert cli("doctor", "--format", "json").json["calibrations"][0].startswith("h200: calibrated on this machine")
     stored.unlink()
-    assert f"no card, by a file in {stored.parent}" in cli("doctor").out
+    assert f"no GPU; a file in {stored.parent} adds one" in cli("doctor").out
 
 
 def test_a_named_file_is_used_instead_of_those_in_the_user_folder(cli, stored, tmp_path):
@@ -142,14 +142,14 @@ def test_a_named_file_is_used_instead_of_those_in_the_user_folder(cli, stored, t
     path.write_text(calibration(replace(H200, date="2027-02-03")).to_json())
     for options in (("--gpu", "h200"), ()):  # without a GPU it is the card of the file
         found = cli("estimate", "bert-tiny", *options, "--calibration", path, "--time", "--format", "json").json
-        assert found["card"]["name"] == "h200"
-        assert found["card"]["calibration"].startswith("calibration of NVIDIA H200, 2027-02-03")
+        assert found["gpu"]["name"] == "h200"
+        assert found["gpu"]["calibration"].startswith("calibration of NVIDIA H200, 2027-02-03")
         assert found["variants"][0]["estimated"]["cost"]["time"]["step"]["low_seconds"] > 0
     by_python = bertscope.estimate("bert-tiny", calibration=str(path), time=True)
-    assert by_python.card.context_high_bytes == 532 * MIB
+    assert by_python.gpu.context_high_bytes == 532 * MIB
     fitted = cli(*OF_FIT, "--calibration", path, "--format", "json").json
     assert fitted["rows"][0]["cost"]["context"]["high_bytes"] == 532 * MIB
-    assert fitted["card"]["calibration"].startswith("calibration of")
+    assert fitted["gpu"]["calibration"].startswith("calibration of")
     plan = cli("plan", "bert-tiny", "--gpu", "h200", "--calibration", path, "--format", "json").json
     assert plan["rows"][0]["cost"]["time"]["mfu"]
 
@@ -179,10 +179,10 @@ def test_a_named_file_that_cannot_be_used_is_an_error(cli, home, monkeypatch, op
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda data: data["rates"].update(copy=-1.0), "number that no card has"),
-        (lambda data: data["rates"].update(copy=float("nan")), "number that no card has"),
-        (lambda data: data["steps"][2].update(context_bytes=2**70), "number that no card has"),
-        (lambda data: data["steps"][2]["work"]["matmul_flops"].update(bf16=-1), "number that no card has"),
+        (lambda data: data["rates"].update(copy=-1.0), "number that no GPU has"),
+        (lambda data: data["rates"].update(copy=float("nan")), "number that no GPU has"),
+        (lambda data: data["steps"][2].update(context_bytes=2**70), "number that no GPU has"),
+        (lambda data: data["steps"][2]["work"]["matmul_flops"].update(bf16=-1), "number that no GPU has"),
         (lambda data: data["steps"][2].update(context_bytes="many"), "must be"),
         (lambda data: data["machine"].update(memory_bytes=[9]), "must be"),
         (lambda data: data.update(kind="presets", rows=[]), "is no calibration"),
@@ -223,7 +223,7 @@ def test_save_writes_the_card_its_rates_and_each_step_next_to_its_estimate(cli, 
     assert result.code == 0, result.err
     assert f"note: the calibration is in {path}" in result.err
     found = read_calibration(path)
-    assert (found.machine.card, found.machine.memory_bytes) == (H200.card, H200.memory_bytes)
+    assert (found.machine.gpu, found.machine.memory_bytes) == (H200.gpu, H200.memory_bytes)
     assert found.rates.keys() == {"fp32", COPY}
     assert [(step.precision, step.checkpointing) for step in found.steps] == [("fp32", "none"), ("fp32", "full")]
     assert found.context_bytes == (CONTEXT, CONTEXT)
@@ -281,7 +281,7 @@ def test_rates_that_cannot_be_measured_are_named_and_the_step_is_saved(cli, card
     card("main_without_rates")
     result = cli(*STEP, "--batch", "2", "--save", "h200.json")
     assert result.code == 3
-    assert "an illegal memory access was encountered while measuring the rates of the card" in result.err
+    assert "an illegal memory access was encountered while measuring the rates of the GPU" in result.err
     found = read_calibration(tmp_path / "h200.json")
     assert (found.rates, len(found.steps), found.context_bytes) == ({}, 1, (CONTEXT, CONTEXT))
 
@@ -315,12 +315,12 @@ def test_the_matrices_of_the_rates_fit_in_the_memory_that_is_left(monkeypatch):
     sides, sent = [], {}
     monkeypatch.setattr(measuring, "_product_rate", lambda side, *_: sides.append(side) or 1.0)
     job = Job(source=load("bert-tiny"), run_config=RunConfig(batch=1, seq=8, device="cuda", optimizer="none"))
-    measuring.measure_card(job, "cpu", sent.__setitem__)
+    measuring.measure_gpu(job, "cpu", sent.__setitem__)
     assert (sides, sent["rates"]["fp32"]) == ([128], 1.0)
     assert sent["rates"][COPY] > 0
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**36, 2**37))
     limited = replace(job, memory_limit_bytes=RESERVED + 64 * MIB)
-    measuring.measure_card(limited, "cpu", sent.__setitem__)
+    measuring.measure_gpu(limited, "cpu", sent.__setitem__)
     assert sides[-1] == 1024  # of 64 MiB / 64
 
 
@@ -472,4 +472,4 @@ def test_the_card_is_the_first_device_or_none(monkeypatch, count):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
-    assert this_card() == (("Some Gpu", 2**37) if count else None)
+    assert this_gpu() == (("Some Gpu", 2**37) if count else None)

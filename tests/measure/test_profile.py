@@ -175,7 +175,7 @@ def test_what_selective_checkpointing_keeps_is_measured_in_the_modules_that_made
     source, run_config = small(num_hidden_layers=2), RunConfig(batch=3, seq=24, checkpointing="selective")
     rows = row_paths(run_model(source, run_config))
     paths = [
-        {row.path for row in memory(trace(source, run_config), "", rows).kept}
+        {row.path for row in memory(trace(source, run_config), "", rows).saved}
         for trace in (estimated_trace, real_trace)
     ]
     assert "bert.encoder.layer.0-1.intermediate.dense" in paths[1]
@@ -329,7 +329,7 @@ def test_a_strategy_that_saves_at_no_batch_is_measured_too(cli, folder):
     result = cli("profile", "small.yaml", "--checkpointing", "full,every-2", "--steps", "1", "--batch", "2",
                  "--seq", "8", "--format", "json")  # fmt: skip
     assert result.code == 0
-    assert [variant["outlook"] for variant in result.json["variants"]] == [None, None]
+    assert [variant["break_even"] for variant in result.json["variants"]] == [None, None]
     assert all(variant["measured"] for variant in result.json["variants"])
 
 
@@ -363,7 +363,7 @@ def test_a_job_goes_to_the_child_as_json_and_arrives_as_it_was():
         source=replace(source, config=config),
         run_config=run_config,
         threads=2,
-        beside=RunConfig(),
+        other_run=RunConfig(),
         memory_limit_bytes=2**40,
     )
     found = Job.from_json(job.to_json())
@@ -381,7 +381,7 @@ def test_an_activation_without_a_name_is_refused_before_a_child_starts():
 def test_an_answer_arrives_as_it_was():
     memory_ = Simulator(small()).memory(RunConfig(batch=2, seq=8, checkpointing="full"))
     assert read_message(json.dumps(["estimated", memory_], default=vars).encode()) == ("estimated", memory_)
-    for kind in MESSAGES.keys() - {"outlook"}:  # which may be None
+    for kind in MESSAGES.keys() - {"break_even"}:  # which may be None
         with pytest.raises(SourceError, match="must be"):
             read_message(json.dumps([kind, None]).encode())
 

@@ -9,14 +9,14 @@ from bertscope.reports.tool import COPY, CalibrationReport, CalibrationStep, Car
 
 MIB = 2**20
 H200 = Machine(
-    card="NVIDIA H200", memory_bytes=143771 * MIB, driver="580.1", torch_version="2.11.0", bertscope_version="0.1.0",
+    gpu="NVIDIA H200", memory_bytes=143771 * MIB, driver="580.1", torch_version="2.11.0", bertscope_version="0.1.0",
     date="2026-11-22",
 )  # fmt: skip
 ALLOCATED, RESERVED, CONTEXT = 64 * MIB, 100 * MIB, 500 * MIB
 _ANSWERS = {
     "is_available": True, "synchronize": None, "current_device": 0, "empty_cache": None,
-    "get_device_name": H200.card, "get_device_capability": (9, 0),
-    "get_device_properties": SimpleNamespace(name=H200.card, total_memory=H200.memory_bytes, major=9, minor=0),
+    "get_device_name": H200.gpu, "get_device_capability": (9, 0),
+    "get_device_properties": SimpleNamespace(name=H200.gpu, total_memory=H200.memory_bytes, major=9, minor=0),
     "mem_get_info": (H200.memory_bytes - RESERVED - CONTEXT, H200.memory_bytes),
     "memory_reserved": RESERVED, "max_memory_allocated": ALLOCATED, "max_memory_reserved": RESERVED,
     "reset_peak_memory_stats": None,
@@ -71,7 +71,7 @@ def main_full_in_an_error() -> None:
 
 
 def main_without_rates() -> None:
-    """Be the same child, but fail with the rates of the card."""
+    """Be the same child, but fail with the rates of the GPU."""
     from bertscope.measure import profile_worker
 
     def no_product(*_):

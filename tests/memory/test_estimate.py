@@ -322,7 +322,7 @@ def test_the_parts_add_up_to_every_peak(run_config):
             assert phase.parts.total == phase.peak_bytes
             assert all(value >= 0 for value in vars(phase.parts).values())
         assert found.peak.peak_bytes == max(sample.parts.total for sample in found.timeline)
-        assert found.cost.saved_bytes == sum(row.kept_bytes for row in found.kept)
+        assert found.cost.saved_bytes == sum(row.total_bytes for row in found.saved)
 
 
 def test_the_state_is_the_model_its_inputs_and_two_moments():
@@ -338,8 +338,8 @@ def test_the_state_is_the_model_its_inputs_and_two_moments():
 
 
 def kept_but_random_states(run_config: RunConfig, **model) -> int:
-    rows = Simulator(small(**model)).memory(run_config).kept
-    return sum(row.kept_bytes for row in rows if row.operator != "get_rng_state")
+    rows = Simulator(small(**model)).memory(run_config).saved
+    return sum(row.total_bytes for row in rows if row.operator != "get_rng_state")
 
 
 @settings(max_examples=4, deadline=None)
@@ -366,7 +366,7 @@ def test_a_checkpointed_layer_keeps_only_its_input():
 
 # The closed forms of what a layer keeps for backward, in bytes per token: h wide, i = 4 h, a heads, s keys.
 # Korthikanti et al. 2022 (34 h + 5 a s for 16 bits) doubled, with masks of one byte, is CUDA's fp32 row.
-KEPT = {
+SAVED = {
     ("cpu", "eager", "fp32"): lambda h, a, s: 72 * h + 12 * a * s + 16,
     ("cpu", "sdpa", "fp32"): lambda h, a, s: 72 * h + 12 * a * s + 16,
     ("cpu", "eager", "autocast-bf16"): lambda h, a, s: 44 * h + 10 * a * s + 16,  # 6 a s without a mask in fp32
@@ -378,7 +378,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize(("device", "attention", "precision"), KEPT, ids=str)
+@pytest.mark.parametrize(("device", "attention", "precision"), SAVED, ids=str)
 def test_what_a_layer_keeps_is_the_closed_form(device, attention, precision):
     h, a, s, batch = 32, 2, 32, 16  # every tensor is a multiple of CUDA's 512 bytes
     run_config = RunConfig(batch=batch, seq=s, mode="forward", precision=precision, device=device)
@@ -390,7 +390,7 @@ def test_what_a_layer_keeps_is_the_closed_form(device, attention, precision):
         2 * (4 * h * h + 2 * h * 4 * h) if precision == "autocast-bf16" else 0
     )  # autocast's copies, saved for backward
     seeds = 2 * 512 if (device, attention) == ("cuda", "sdpa") else 0  # of the fused kernel's dropout
-    assert two - one == batch * s * KEPT[device, attention, precision](h, a, s) + weights + seeds
+    assert two - one == batch * s * SAVED[device, attention, precision](h, a, s) + weights + seeds
 
 
 @kinds("attention, precision, dropout", ["eager", "sdpa"], ["fp32", "autocast-bf16"], [True, False])
@@ -477,7 +477,7 @@ def test_few_layers_stand_for_all_exactly(layers, fields):
     assert short.state == whole.state  # in the same order
     assert [moment.live_bytes for moment in short.peaks()] == [moment.live_bytes for moment in whole.peaks()]
     rows = row_paths(run_model(source, run_config))
-    assert memory(short, "estimated", rows).kept == memory(whole, "estimated", rows).kept
+    assert memory(short, "estimated", rows).saved == memory(whole, "estimated", rows).saved
 
 
 @pytest.mark.parametrize(
@@ -533,7 +533,7 @@ def test_two_batches_give_the_memory_of_every_other(run_config, batch):
     assert (found.peaks(), sorted(found.state)) == (trace.peaks(), sorted(trace.state))
     assert ordered_frees(found.events) == ordered_frees(trace.events)
     one, other = (memory(each, "estimated", {}) for each in (found, trace))
-    assert (one.phases, one.kept) == (other.phases, other.kept)
+    assert (one.phases, one.saved) == (other.phases, other.saved)
     of_scaled, of_trace = (requests(each, (("forward", 0), ("backward", 0))) for each in (found, trace))
     assert replayed(of_scaled).peak_reserved_bytes == replayed(of_trace).peak_reserved_bytes
 

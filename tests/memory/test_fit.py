@@ -27,10 +27,10 @@ from bertscope.reports.memory import (
     BreakEven,
     BreakEvenPoint,
     FitReport,
-    KeptRow,
     Memory,
     MemoryReport,
     ProcessMemory,
+    SavedRow,
     Timing,
     Variant,
 )
@@ -407,9 +407,9 @@ def made_up(scale: int, obtained: str) -> Memory:
                   peak_bytes=parts.total - less * MIB, parts=replace(parts, temporaries=(20 - less) * MIB))
         for name, path, operator, less in peaks
     )  # fmt: skip
-    row = KeptRow(path="encoder.layer.0-1.intermediate.dense", operator="addmm", what="activation's input",
-                  shape=(64, 512), dtype="float32", tensors=2, kept_bytes=scale * MIB)  # fmt: skip
-    return Memory(obtained=obtained, cost=cost_of(phases, saved_bytes=scale * MIB), phases=phases, kept=(row,))
+    row = SavedRow(path="encoder.layer.0-1.intermediate.dense", operator="addmm", what="activation's input",
+                  shape=(64, 512), dtype="float32", tensors=2, total_bytes=scale * MIB)  # fmt: skip
+    return Memory(obtained=obtained, cost=cost_of(phases, saved_bytes=scale * MIB), phases=phases, saved=(row,))
 
 
 def cost_of(phases: tuple[PhasePeak, ...], **others: Any) -> StepCost:
@@ -432,7 +432,7 @@ def profiled() -> MemoryReport:
     outlook = BreakEven(
         pays_from_batch=4, points=(BreakEvenPoint(batch=8, first_bytes=300 * MIB, own_bytes=200 * MIB),)
     )
-    late = Variant(checkpointing="every-2", reentrant=False, estimated=made_up(100, "estimated"), outlook=outlook)
+    late = Variant(checkpointing="every-2", reentrant=False, estimated=made_up(100, "estimated"), break_even=outlook)
     run = RunConfig(batch=8, seq=128)
     return MemoryReport(subject=SUBJECT, run=run, machine="a machine", variants=(none, full, dead, late))
 

@@ -309,20 +309,20 @@ def test_a_kernel_that_cannot_compute_it_is_refused(kernel, fields):
      ({"heads": 16, "width": 4}, "flash")], ids=str,
 )  # fmt: skip
 def test_attention_of_any_form_is_estimated(told, operator):
-    kept = on_cuda(Attention(**told), 2, 30, 64, precision="autocast-bf16", mode="training").kept
+    kept = on_cuda(Attention(**told), 2, 30, 64, precision="autocast-bf16", mode="training").saved
     assert any(operator in row.operator for row in kept)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1])
 def test_the_math_kernel_keeps_the_scores_with_and_without_dropout_and_masks_of_a_byte(p):
-    kept = on_cuda(Attention(p=p), 2, 32, 64, sdpa_kernel="math").kept
-    scores = sorted((row.dtype, row.kept_bytes) for row in kept if row.shape == (2, 4, 32, 32))
+    kept = on_cuda(Attention(p=p), 2, 32, 64, sdpa_kernel="math").saved
+    scores = sorted((row.dtype, row.total_bytes) for row in kept if row.shape == (2, 4, 32, 32))
     size = 2 * 4 * 32 * 32
     assert scores == ([("bool", size), ("float32", 4 * size), ("float32", 4 * size)] if p else [("float32", 4 * size)])
 
 
 def test_a_mask_whose_rows_are_not_aligned_is_filled_up_for_the_efficient_kernel():
-    aligned, odd = (on_cuda(Attention(masked=True), 1, length, 64).kept for length in (32, 30))
+    aligned, odd = (on_cuda(Attention(masked=True), 1, length, 64).saved for length in (32, 30))
     assert (30, 32) in {row.shape for row in odd}
     assert not any(row.operator == "constant_pad_nd" for row in aligned)
 
@@ -348,7 +348,7 @@ def test_dropout_in_place_has_no_fused_kernel():
     dtypes = {}
     for inplace in (False, True):
         module = nn.Sequential(nn.Linear(8, 1000), nn.Dropout(inplace=inplace))
-        dtypes[inplace] = {row.dtype for row in on_cuda(module, 16, 8).kept}
+        dtypes[inplace] = {row.dtype for row in on_cuda(module, 16, 8).saved}
     assert "bool" in dtypes[False]
     assert "bool" not in dtypes[True]
 

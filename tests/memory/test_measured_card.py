@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bertscope.gpus import card_threads, find_gpu
+from bertscope.gpus import find_gpu, gpu_threads
 from bertscope.measure.profiler_run import _EventReader
 from bertscope.memory.caching_allocator import Allocator
 from bertscope.memory.kernel_rules import SUM, Scratch
@@ -24,7 +24,7 @@ from tests.conftest import EVERY_CASE
 
 DATA = Path(__file__).parents[1] / "data" / "h200"
 ROWS = Path(__file__).parents[2] / "benchmarks" / "h200.csv"
-THREADS = card_threads(find_gpu("h200"))
+THREADS = gpu_threads(find_gpu("h200"))
 
 
 def stored(name):
@@ -62,7 +62,7 @@ def test_a_sum_of_few_rows_or_on_a_small_card_takes_less():
     # By hand: 64 rows in 4 rows of threads leave each thread 16 values, fewer than the 256 at which blocks share a sum.
     assert Scratch(SUM, (768, 64, 4, THREADS)).size_bytes == 0
     # A T4 runs 40 x 1,024 threads, 320 blocks of 128: 14 for each of the 24 blocks of 3,072 outputs.
-    threads = card_threads(find_gpu("t4"))
+    threads = gpu_threads(find_gpu("t4"))
     assert Scratch(SUM, (3072, 4096, 4, threads)).size_bytes == 4 * 3072 * 14 * 32 * 4
 
 

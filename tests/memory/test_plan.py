@@ -75,12 +75,12 @@ def fewest_report(source, budget, **others):
 def test_the_products_of_a_layer_are_those_that_a_reader_counts():
     (found,) = layer_costs(OWN, RUN)
     assert (found.path, found.layers) == ("blocks", 4)
-    shown = [(item.name, item.number, item.module, item.kept_bytes, item.flops) for item in found.operators]
+    shown = [(item.name, item.number, item.module, item.output_bytes, item.flops) for item in found.operators]
     rows = 64 * 100
     assert shown == [
         ("addmm", 0, "up", rows * 32 * 4, 2 * rows * 8 * 32), ("addmm", 1, "down", rows * 8 * 4, 2 * rows * 8 * 32)
     ]  # fmt: skip
-    assert all(item.again for item in found.operators)  # tanh saves what comes after the last product
+    assert all(item.recomputed for item in found.operators)  # tanh saves what comes after the last product
 
 
 def test_the_last_product_of_a_layer_is_not_computed_again_if_backward_needs_nothing_behind_it():
@@ -91,7 +91,7 @@ def test_the_last_product_of_a_layer_is_not_computed_again_if_backward_needs_not
     module = Net()
     module.blocks = nn.ModuleList(Plain() for _ in range(4))
     (found,) = layer_costs(GivenModule(name="net", module=module), RUN)
-    assert [item.again for item in found.operators] == [True, False]
+    assert [item.recomputed for item in found.operators] == [True, False]
 
 
 def test_a_product_that_relu_overwrites_is_not_kept_and_its_flops_count_in_each_plan():
@@ -119,7 +119,7 @@ def every_plan():
     every = {}
     for (up, down), layers in product(product([0, 1], repeat=2), range(5)):
         kept = [f"addmm.{number}" for number, is_kept in enumerate((up, down)) if is_kept]
-        text = f"keep:{'+'.join(kept) or 'none'}@0-{layers - 1}" if layers else "none"
+        text = f"save:{'+'.join(kept) or 'none'}@0-{layers - 1}" if layers else "none"
         again = layers * sum(item.flops for item, is_kept in zip(own.operators, (up, down), strict=True) if not is_kept)
         every[text] = (again, steps.trace(replace(RUN, checkpointing=text)).peak_bytes)
     return every
@@ -169,7 +169,7 @@ def test_a_plan_is_found_where_the_leanest_one_does_not_fit_between_the_segments
 
 @kinds(
     "strategy, precision",
-    ["keep:none", "keep:addmm.4-5@0-1;addmm.0-5@2", "keep:addmm.5", "keep:addmm.0-3+scaled_dot_product_attention.0"],
+    ["save:none", "save:addmm.4-5@0-1;addmm.0-5@2", "save:addmm.5", "save:addmm.0-3+scaled_dot_product_attention.0"],
     ["fp32", "autocast-bf16"],
 )
 def test_the_memory_of_a_plan_is_that_of_a_real_step(strategy, precision):
@@ -186,30 +186,30 @@ def test_the_flops_again_are_those_of_the_counted_step(attention, kept):
     counts += (0,) * (len(space.products) - len(counts))
     run = RunConfig(batch=2, seq=16, checkpointing=strategy_text(space.in_lists(counts)))
     counted = FlopsRun(source=source, run=run).at(2, 16).rows[0].recompute.matmul_flops
-    assert space.flops_again(counts) == counted
+    assert space.recompute_flops(counts) == counted
 
 
 def test_layers_that_keep_more_are_the_last_ones_and_the_text_says_so():
     space = PlanSpace(tuple(layer_costs(OWN, RUN)))
-    first, other = (item.kept_bytes for _, item in space.products)
+    first, other = (item.output_bytes for _, item in space.products)
     assert first < other  # down saves four times the FLOPs for a byte
     counts = space.filled(4 * first + other)
     assert counts == (4, 1)
-    assert strategy_text(space.in_lists(counts)) == "keep:blocks=addmm.1@0-2;blocks=addmm.0-1@3"
+    assert strategy_text(space.in_lists(counts)) == "save:blocks=addmm.1@0-2;blocks=addmm.0-1@3"
     assert space.next(counts) == (4, 2)
 
 
 def test_a_strategy_of_kept_operators_is_read_as_it_is_written():
-    text = "keep:encoder.layer=addmm.0-3+addmm.5@0-11,13;decoder.layer=none"
+    text = "save:encoder.layer=addmm.0-3+addmm.5@0-11,13;decoder.layer=none"
     assert parse_strategies(f"none,{text},full") == ("none", text, "full")
-    encoder, decoder = Checkpointing.parse(text).kept
-    assert (encoder.text, decoder.text) == tuple(text.removeprefix("keep:").split(";"))
+    encoder, decoder = Checkpointing.parse(text).saved
+    assert (encoder.text, decoder.text) == tuple(text.removeprefix("save:").split(";"))
     assert encoder.operators == {"addmm.0", "addmm.1", "addmm.2", "addmm.3", "addmm.5"}
     chosen = Checkpointing.parse(text)
-    layers = chosen.kept_in("bert.encoder.layer", 14)
+    layers = chosen.saved_in("bert.encoder.layer", 14)
     assert (layers[0], layers[12], layers[13]) == (encoder.operators, None, encoder.operators)
-    assert chosen.kept_in("decoder.layer", 2) == [frozenset(), frozenset()]
-    assert chosen.kept_in("other", 2) == [None, None]
+    assert chosen.saved_in("decoder.layer", 2) == [frozenset(), frozenset()]
+    assert chosen.saved_in("other", 2) == [None, None]
 
 
 def test_a_plan_is_installed_on_a_live_module_and_gradients_stay_equal():
@@ -218,7 +218,7 @@ def test_a_plan_is_installed_on_a_live_module_and_gradients_stay_equal():
     assert layer_lists(model) == {"encoder.layer": ["encoder.layer.0", "encoder.layer.1"]}
     plain = bertscope.plan(model.config, "10GiB", batch=8, seq=16, optimizer="sgd").rows[0].peak_bytes
     report = bertscope.plan(model.config, plain - 40_000, batch=8, seq=16, optimizer="sgd")
-    assert "keep:" in report.rows[0].checkpointing
+    assert "save:" in report.rows[0].checkpointing
     ids, gradients = torch.arange(32).reshape(2, 16), []
     for _ in range(2):
         torch.manual_seed(0)
@@ -254,7 +254,7 @@ def plan_file(tmp_path_factory):
     plain = bertscope.estimate("bert-tiny", **run)["none"].memory.peak.peak_bytes
     report = bertscope.plan("bert-tiny", plain - 2 * MIB, margin=0, **run)
     assert report.fits
-    assert report.rows[0].checkpointing.startswith("keep:")
+    assert report.rows[0].checkpointing.startswith("save:")
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     path.write_text(report.to_json())
     return path
@@ -313,21 +313,21 @@ def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_f
     with pytest.raises(SelectionError, match="now; make it again"):
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", cost=cost))
     lists = json.loads(plan_file.read_text())["rows"][0]["lists"]
-    lists[-1]["kept"][0]["number"] = 40
+    lists[-1]["saved"][0]["number"] = 40
     with pytest.raises(SelectionError, match=r"call no addmm.40"):
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", lists=lists))
 
 
 def test_another_file_is_no_plan_and_one_line(cli, tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
-    for number, content in enumerate(["", "{}", "[]", '{"kind": "count"}', "\0", "keep:addmm.0"]):
+    for number, content in enumerate(["", "{}", "[]", '{"kind": "count"}', "\0", "save:addmm.0"]):
         (tmp_path / f"{number}.json").write_text(content)
     for path in (*tmp_path.iterdir(), tmp_path, tmp_path / "absent.json"):
         result = cli("estimate", "bert-tiny", "--plan", path)
         assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), path
 
 
-@pytest.mark.parametrize("strategy", ["__import__('os')", "keep:addmm.0\n", "full;rm", "keep:" + "a.1+" * 5000 + "a.1"])
+@pytest.mark.parametrize("strategy", ["__import__('os')", "save:addmm.0\n", "full;rm", "save:" + "a.1+" * 5000 + "a.1"])
 def test_a_hostile_strategy_in_a_plan_is_refused(plan_file, tmp_path, strategy):
     with pytest.raises(BertscopeError):
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, checkpointing=strategy))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertscope
-from bertscope.analyses.dataflow import Given
+from bertscope.analyses.dataflow import ForwardInputs
 from bertscope.config import LORA_BIASES, Lora
 from bertscope.measure.profile_job import Job
 from bertscope.memory.derived_traces import same_events
@@ -140,9 +140,9 @@ def test_diff_shows_what_adapters_add(cli, tmp_path):
 
 def test_a_forward_diagram_has_the_adapters():
     model = adapted("r=2,target=query", "BertModel").build()
-    path, given = "encoder.layer.0.attention.self.query", Given(seq=8)
-    report = bertscope.diagram(model, "forward", path, given=given)
-    same = bertscope.diagram(model, "forward", f"base_model.model.{path}", given=given)
+    path, given = "encoder.layer.0.attention.self.query", ForwardInputs(seq=8)
+    report = bertscope.diagram(model, "forward", path, forward_inputs=given)
+    same = bertscope.diagram(model, "forward", f"base_model.model.{path}", forward_inputs=given)
     assert report == same
     assert "lora_B" in " ".join(node.path for node in report.nodes)
 

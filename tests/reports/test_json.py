@@ -171,7 +171,7 @@ def setting(own: Row) -> st.SearchStrategy:
     """The name of a setting with its values."""
     numbers = st.integers(int(own.low), int(min(own.below - 1, 1000)))
     found = numbers.map(float) if own.kind is float else numbers
-    found = st.sampled_from(own.words) if own.words else found if own.kind is not str else st.just("2x2")
+    found = st.sampled_from(own.choices) if own.choices else found if own.kind is not str else st.just("2x2")
     found = st.booleans() if own.kind is bool else found
     return st.tuples(st.just(own.name), found.map(lambda value: (value,)) if own.is_list else found)
 
@@ -201,7 +201,7 @@ def test_a_report_that_a_reader_can_check_by_hand_is_read_back():
     row = PresetRow(name="tiny", architecture="BertModel", distinct_params=7, layer_params=None, description="é",
                     hub_names=("a", "b"), path="tiny.yaml")  # fmt: skip
     text = (
-        '{"schema": 5, "kind": "presets", "rows": [{"name": "tiny", "architecture": "BertModel", '
+        '{"schema": 6, "kind": "presets", "rows": [{"name": "tiny", "architecture": "BertModel", '
         '"distinct_params": 7, "layer_params": null, "description": "é", "hub_names": ["a", "b"], '
         '"path": "tiny.yaml"}]}'
     )
@@ -235,17 +235,17 @@ def test_a_number_that_is_no_float_is_refused(number):
         ("[1]", "must be a JSON object; got a list"),
         ('{"kind": "cuont"}', "no report of kind \"cuont\"; did you mean 'count'?"),
         ('{"kind": ["count"]}', "no report of kind a list"),
-        ('{"kind": "presets", "rows": []}', "the report has schema null; this version reads 5"),
+        ('{"kind": "presets", "rows": []}', "the report has schema null; this version reads 6"),
         (
             '{"schema": 1, "kind": "presets", "rows": []}',
-            "the report has schema 1; this version reads 5: write the rep",
+            "the report has schema 1; this version reads 6: write the rep",
         ),
         ('{"schema": true, "kind": "presets", "rows": []}', "schema true"),
-        ('{"schema": 5, "kind": "presets"}', "presets lacks the field 'rows'"),
-        ('{"schema": 5, "kind": "presets", "rows": {}}', "presets.rows must be a list; got an object"),
-        ('{"schema": 5, "kind": "presets", "rows": [3]}', "presets.rows[0] must be an object; got 3"),
-        ('{"schema": 5, "kind": "presets", "rows": [], "row\\n": 1}', 'presets has no field "row\\n"; did you mean'),
-        ('{"schema": 5, "kind": "presets", "rows": [{"name": true}]}', "presets.rows[0].name must be text; got true"),
+        ('{"schema": 6, "kind": "presets"}', "presets lacks the field 'rows'"),
+        ('{"schema": 6, "kind": "presets", "rows": {}}', "presets.rows must be a list; got an object"),
+        ('{"schema": 6, "kind": "presets", "rows": [3]}', "presets.rows[0] must be an object; got 3"),
+        ('{"schema": 6, "kind": "presets", "rows": [], "row\\n": 1}', 'presets has no field "row\\n"; did you mean'),
+        ('{"schema": 6, "kind": "presets", "rows": [{"name": true}]}', "presets.rows[0].name must be text; got true"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -41,13 +41,13 @@ def example(own: Row) -> Any:
         return EXAMPLES[own.name]
     if own.kind is bool:
         return not own.default
-    if own.words:
-        return next(word for word in own.words if word != own.default)
+    if own.choices:
+        return next(word for word in own.choices if word != own.default)
     return own.kind(own.low + 2 if own.below > own.low + 2 else own.low + 0.25)
 
 
 def candidates(own: Row) -> list[Any]:
-    return [*own.words, True, False, 8, 2, "2x2", "t4", "1GiB"] if own.name != "mesh" else ["2x2"]
+    return [*own.choices, True, False, 8, 2, "2x2", "t4", "1GiB"] if own.name != "mesh" else ["2x2"]
 
 
 def needed(name: str, value: Any, table: dict[str, Row]) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def test_a_row_more_is_a_strategy_more(monkeypatch):
     assert tables.parse_strategies("none,from-2,full") == ("none", "from-2", "full")
     assert not tables.takes_reentrant(RunConfig(checkpointing="from-2").checkpointing)
     chosen = Checkpointing.parse("from-2")
-    assert chosen.kept_in("encoder.layer", 4) == [None, None, frozenset(), frozenset()]
+    assert chosen.saved_in("encoder.layer", 4) == [None, None, frozenset(), frozenset()]
 
 
 def test_the_default_strategies_of_fit_are_strategies_and_each_example_is_one():

@@ -76,10 +76,10 @@ def test_fit_scales_given_inputs_along_their_batch():
 def test_a_module_with_inputs_has_an_answer_for_a_gpu():
     net, size = torch.nn.Linear(100, 10), (4, 100)
     on_cuda = bertscope.estimate(net, input_size=size, device="cuda")["none"]
-    on_card = bertscope.estimate(net, input_size=size, gpu="t4")["none"]
-    assert (on_card.answer, on_cuda.answer) == ("yes", "")
-    assert on_card.memory.peak.parts.inputs == on_cuda.memory.peak.parts.inputs
-    assert on_card.memory.peak.peak_bytes == on_cuda.memory.peak.peak_bytes
+    for_gpu = bertscope.estimate(net, input_size=size, gpu="t4")["none"]
+    assert (for_gpu.answer, on_cuda.answer) == ("yes", "")
+    assert for_gpu.memory.peak.parts.inputs == on_cuda.memory.peak.parts.inputs
+    assert for_gpu.memory.peak.peak_bytes == on_cuda.memory.peak.peak_bytes
     with pytest.raises(SelectionError, match="gpu and budget are for an estimate without loss"):
         bertscope.estimate(net, input_size=size, gpu="t4", loss=lambda module, inputs: None)
 

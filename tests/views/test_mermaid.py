@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import bertscope
-from bertscope.analyses.dataflow import Given
+from bertscope.analyses.dataflow import ForwardInputs
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from bertscope.reports.diagram import ClassAttribute, ClassBox, DiagramEdge, DiagramGroup, DiagramNode
@@ -54,17 +54,19 @@ def texts_of_every_kind(tiny) -> dict[str, str]:
     for name in CLASSES:
         model = build(tiny, name)
         for kind in ("forward", "tree"):
-            found[f"{kind} {name}"] = bertscope.diagram(model, kind, given=Given(seq=5) if kind == "forward" else None)
+            found[f"{kind} {name}"] = bertscope.diagram(
+                model, kind, forward_inputs=ForwardInputs(seq=5) if kind == "forward" else None
+            )
         if name in ("BertForPreTraining", "BertForMultipleChoice"):  # the others have the same forms
             found[f"class {name}"] = bertscope.diagram(model, "class")
-            found[f"opened {name}"] = bertscope.diagram(model, "forward", given=Given(seq=5), depth=9)
+            found[f"opened {name}"] = bertscope.diagram(model, "forward", forward_inputs=ForwardInputs(seq=5), depth=9)
     forms = cycle(product(("absolute", "relative_key", "relative_key_query"), ("eager", "sdpa")))
     for path in ("", "encoder", "encoder.layer.1", "encoder.layer.1.attention.self",
                  "encoder.layer.1.crossattention.self", "embeddings", "pooler"):  # fmt: skip
         positions, kernel = next(forms)
         decoder = replace(tiny, position_embedding_type=positions, attn_implementation=kernel, is_decoder=True,
                           add_cross_attention=True)  # fmt: skip
-        report = bertscope.diagram(build(decoder), "forward", path, given=Given(seq=5, cache=3))
+        report = bertscope.diagram(build(decoder), "forward", path, forward_inputs=ForwardInputs(seq=5, cache=3))
         found[f"{path} {positions} {kernel}"] = report
     inner = nn.ModuleDict({"end": nn.ReLU(), "a b{c}": nn.Linear(2, 3), "class": nn.ParameterList([torch.ones(2)])})
     found["class torch"] = bertscope.diagram(nn.Sequential(nn.Linear(2, 2), nn.Sequential(inner)), "class")
@@ -175,9 +177,9 @@ def texts(picture: str) -> str:
 @pytest.fixture
 def reports(tiny):
     model = build(replace(tiny, attn_implementation="eager"))
-    given = {"class": None, "forward": Given(seq=5), "tree": None}
+    given = {"class": None, "forward": ForwardInputs(seq=5), "tree": None}
     options = {"class": {"config": True}}
-    return [bertscope.diagram(model, kind, given=given[kind], **options.get(kind, {})) for kind in given]
+    return [bertscope.diagram(model, kind, forward_inputs=given[kind], **options.get(kind, {})) for kind in given]
 
 
 def test_graphviz_draws_every_name(reports):

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 import bertscope
 from bertscope.errors import SelectionError, SourceError
 from bertscope.memory.layer_operators import layer_costs
-from bertscope.model.keep import keep_operators
+from bertscope.model.save_policy import save_operators
 from bertscope.reports.base import Subject
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
@@ -42,21 +42,21 @@ def operator(text: str, calls: int = 6) -> PlanOperator:
     name, _, number = text.rpartition(".")
     kernel = "_scaled_dot_product_efficient_attention" if text == ATTENTION else name
     module = MODULES[int(number)] if name == "addmm" else ""
-    return PlanOperator(name=name, number=int(number), torch_name=kernel, module=module, kept_bytes=8, flops=8,
-                        again=True, calls=calls)  # fmt: skip
+    return PlanOperator(name=name, number=int(number), torch_name=kernel, module=module, output_bytes=8, flops=8,
+                        recomputed=True, calls=calls)  # fmt: skip
 
 
 def layers(path: str, count: int, *kept: str, recomputed: Any = None, calls: int = 6, **rest: Any) -> PlanList:
     numbers = tuple(range(count) if recomputed is None else recomputed)
     return PlanList(path=path, layers=count, recomputed=numbers,
-                    kept=tuple(operator(name, calls) for name in kept), **rest)  # fmt: skip
+                    saved=tuple(operator(name, calls) for name in kept), **rest)  # fmt: skip
 
 
 def plan(*lists: PlanList, name: str = "bert-tiny", precision: str = "fp32", **changes: Any) -> PlanReport:
     peak = PhasePeak(phase="forward", peak_bytes=2**30, path="", operator="", parts=Parts(inputs=2**30))
     cost = StepCost(peak=peak, limit_bytes=2**34, shortfall=ByteRange())
-    row = PlanRow(checkpointing="keep:none", batch=2, accumulate=3, cost=cost, recompute_share=0, moved_bytes_again=0,
-                  lists=lists, changes=changes)  # fmt: skip
+    row = PlanRow(checkpointing="save:none", batch=2, accumulate=3, cost=cost, recompute_share=0,
+                  recompute_moved_bytes=0, lists=lists, changes=changes)  # fmt: skip
     subject = Subject(name=name, architecture="bert", dtype="fp32", attention="sdpa", torch_version="2.13.0",
                       bertscope_version="0.1.0")  # fmt: skip
     run = RunConfig(batch=2, seq=6, precision=precision)
@@ -67,7 +67,7 @@ def installed(report: PlanReport, model: nn.Module, form: str = "torch") -> nn.M
     """Return the model after the emitted code has run on it."""
     names: dict[str, Any] = {}
     exec(emitted(report, form), names)
-    names["keep_operators"](model, names["PLAN"])
+    names["save_operators"](model, names["PLAN"])
     return model
 
 
@@ -184,7 +184,7 @@ def test_gradients_are_those_without_the_code_bit_for_bit_and_less_is_saved(name
     for kept in (False, True):
         other = build(attention).train()
         other.load_state_dict(weights)
-        installed(plan(*(item if kept else replace(item, kept=()) for item in lists)), other)
+        installed(plan(*(item if kept else replace(item, saved=()) for item in lists)), other)
         size, again = step(other, precision)
         assert all(torch.equal(*pair) for pair in zip(gradients, again, strict=True))
         assert least < size < saved
@@ -215,7 +215,7 @@ def test_the_repetition_keeps_the_same_calls():
     names: dict[str, Any] = {}
     exec(emitted(plan(ENCODER), "torch"), names)
     names["create_selective_checkpoint_contexts"] = lambda policy: policy
-    policy = names["keep_contexts"]({"addmm.0", "addmm.2"})
+    policy = names["save_contexts"]({"addmm.0", "addmm.2"})
     answers = [
         [policy(SimpleNamespace(is_recompute=again), torch.ops.aten.addmm.default).name for _ in range(3)]
         for again in (False, True)
@@ -254,7 +254,7 @@ def test_the_text_of_a_name_is_no_code(form, name):
 
 def test_the_name_of_an_operator_and_a_precision_in_a_file_are_no_code():
     row = layers("layers", 2, "mm.0", calls=1)
-    row = replace(row, kept=tuple(replace(item, name='x"}; open("x"); {"\ny') for item in row.kept))
+    row = replace(row, saved=tuple(replace(item, name='x"}; open("x"); {"\ny') for item in row.saved))
     report = plan(row)
     changed = replace(report, rows=(replace(report.rows[0], changes={"precision": "autocast-x); open('x'); (y"}),))
     tree = ast.parse(emitted(changed, "trainer"))
@@ -281,7 +281,7 @@ def test_a_trainer_takes_a_step_with_the_emitted_arguments(is_same, tmp_path, mo
     module = importlib.import_module("emitted_plan")  # a checkpoint of the Trainer has the arguments, by import
     model = bert("sdpa")
     if not is_same:
-        module.keep_operators(model, module.PLAN)
+        module.save_operators(model, module.PLAN)
     rows = [{"input_ids": ids, "labels": ids} for ids in IDS]
     made = []
     create = module.create_selective_checkpoint_contexts
@@ -297,7 +297,7 @@ def test_a_callback_of_lightning_recomputes_the_model_once(monkeypatch):
     names: dict[str, Any] = {}
     exec(emitted(plan(layers("blocks", 4, "addmm.1", recomputed=(1, 2))), "lightning"), names)
     model = Stack()
-    callback = names["KeepOperators"]("model")
+    callback = names["SaveOperators"]("model")
     for stage in ("validate", "fit", "fit"):
         callback.setup(None, nn.ModuleDict({"model": model}), stage)
         assert isinstance(model.blocks[1].forward, partial) == (stage == "fit")
@@ -352,7 +352,7 @@ def test_the_emitted_code_runs_for_every_option(number, monkeypatch):
             model = lora(model)
         layers = getattr(model, "get_base_model", lambda model=model: model)().bert.encoder.layer
         if "PLAN" in names:
-            names["keep_operators"](model, names["PLAN"])
+            names["save_operators"](model, names["PLAN"])
             assert any(isinstance(layer.forward, partial) for layer in layers)
         else:
             model.gradient_checkpointing_enable(names["arguments"].gradient_checkpointing_kwargs)
@@ -376,8 +376,8 @@ def test_a_plan_of_peft_around_any_model_runs_before_and_after_it_is_put_around(
         (costs, *_) = layer_costs(wrapped, RunConfig(batch=2, seq=6))
         path = costs.layer_paths[0]
         assert path.startswith("base_model.model.")
-        keep_operators(build("eager"), {path: set()})
-        keep_operators(peft.get_peft_model(build("eager"), config), {path: set()})
+        save_operators(build("eager"), {path: set()})
+        save_operators(peft.get_peft_model(build("eager"), config), {path: set()})
 
 
 SOME = plan(layers("model.layers", 12, *LINEAR))

@@ -1,4 +1,4 @@
-"""The grid of a sweep: a YAML file with one value or a list for each setting, and the points of their product.
+"""A sweep's grid: a YAML file with one value or a list for each setting, and the points of their product.
 
 A point is a task: plain data, so that any process with the same versions computes its row, by the function `compute`.
 """
@@ -26,7 +26,7 @@ from bertscope.frozen import Record
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.memory.plan import check_plan
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.summary import device_cost, on_card, step_cost, traffic
+from bertscope.memory.summary import device_cost, for_gpu, step_cost, traffic
 from bertscope.memory.trace import SMALLEST
 from bertscope.reports.base import FAILED, as_data
 from bertscope.reports.json import typed
@@ -209,7 +209,7 @@ def _source(model: str, head: str | None, attention: str | None, pooler: bool | 
 
 @cache
 def _own_code(model: str) -> str:
-    """Return the hash of the file in `file.py:attribute`; empty for another model."""
+    """Return the file's hash in `file.py:attribute`; empty for another model."""
     file = Path(model.rpartition(":")[0])
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix == ".py" and file.is_file() else ""
 
@@ -247,7 +247,7 @@ def are_kept(tasks: Sequence[Task]) -> bool:
     """Return True if the cache has what all points need."""
     kinds = {}
     for task in tasks:
-        run = replace(on_card(task.run_config, task.gpu), batch=min(task.run_config.batch, SMALLEST))
+        run = replace(for_gpu(task.run_config, task.gpu), batch=min(task.run_config.batch, SMALLEST))
         kinds[task.group[0], task.threads, run] = task
     return all(_steps_of(task).is_kept(run, threads) for (_, threads, run), task in kinds.items())
 
@@ -281,7 +281,7 @@ def _row(task: Task) -> SweepRow:
         return task.row(outcome=FAILED, error=f"the worker has {got}; the sweep began with {wanted}")
     choose_threads(task.threads)
     steps = _steps_of(task)
-    run_config, limit = on_card(task.run_config, task.gpu), task.limit
+    run_config, limit = for_gpu(task.run_config, task.gpu), task.limit
     facts, trace = steps.facts(run_config), steps.trace(run_config)
     calls = traffic(trace.collectives, {}, facts.buckets, run_config.parallelism, run_config.accumulate)
     moved: dict[str, int] = {}

@@ -89,7 +89,7 @@ ENTRY = f"{be_worker.__module__}:{be_worker.__name__}"
 class Queue:
     """The tasks that no worker has begun, by group: a worker stays in its group as long as there are tasks in it.
 
-    What two workers both need, each of them computes. So a worker goes on with what is nearest to its group and
+    What two workers both need, each computes. So a worker goes on with what is nearest to its group and
     farthest from the groups of other workers.
     """
 
@@ -133,7 +133,7 @@ def _message(line: bytes) -> tuple[str, Any]:
 
 
 class Pool:
-    """Processes that compute the tasks of a queue; `start` starts one, and what it prints goes to `echo` too."""
+    """Processes that compute a queue's tasks; `start` starts one, and what it prints goes to `echo` too."""
 
     def __init__(
         self, queue: Queue, start: Callable[[], Child | ForkedChild], functions: Functions, echo: TextIO | None = None
@@ -294,7 +294,7 @@ _KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 class ResultsFile:
-    """The rows of a file by their keys, and the descriptor to which rows are appended.
+    """A file's rows by their keys, and the descriptor to which rows are appended.
 
     `points` are the settings of the points of the grid by their keys.
     """

@@ -1,4 +1,4 @@
-"""The reasons for the memory in a snapshot or in an out-of-memory message, and what the remedy of each frees."""
+"""The reasons for the memory in a snapshot or in an out-of-memory message, and what remedies each."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 def snapshot_report(data: Any, name: str) -> WhyReport:
-    """Return the report of a snapshot; raises SourceError for data of another structure."""
+    """Return a snapshot's report; raises SourceError for data of another structure."""
     history = read_history(data)
     tried, free = history.oom[1:] if history.oom else (None, None)
     has_no_frames = history.all_blocks and not history.has_frames
@@ -253,7 +253,6 @@ def _fragmentation(history: History) -> Iterator[WhyFinding]:
 
 
 def _operators(history: History) -> Iterator[WhyFinding]:
-    """Yield what single operators hold or ask for."""
     kind = history.oom_kind
     for key, mark in (("attention", ATTENTION_SCORES), ("logits", LOGITS)):
         blocks = [block for block in history.of(mark=mark) if block.phase == FORWARD]
@@ -360,7 +359,7 @@ def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
             return numbers, stack_kind(named)
     raise SourceError(
         "no out-of-memory message of torch with its numbers ('Tried to allocate ...'), and no memory snapshot; give "
-        "the whole message, or what torch.cuda.memory._dump_snapshot wrote",
+        "the complete message, or what torch.cuda.memory._dump_snapshot wrote",
         where=name,
     )
 

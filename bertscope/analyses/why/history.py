@@ -1,4 +1,4 @@
-"""The history of a snapshot: its blocks with their stacks, the phases of the steps, and the moment that matters.
+"""A snapshot's history: its blocks with their stacks, the phases of the steps, and the moment that matters.
 
 The structure is defined in torch/csrc/cuda/memory_snapshot.cpp and torch/cuda/memory.py (`_snapshot`): segments
 with their blocks at the end, and for each device the last `max_entries` events. Every value is checked, since a file
@@ -194,7 +194,7 @@ class StepPhase(NamedTuple):
 
 @dataclass
 class History:
-    """The blocks of a device in the order of their allocation; those from before the recording come first."""
+    """A device's blocks in allocation order; those from before the recording come first."""
 
     all_blocks: list[HeldBlock] = field(default_factory=list)
     events: int = 0
@@ -284,7 +284,7 @@ class History:
         return "temporaries" if is_freed else "activations" if block.phase == FORWARD else "optimizer_state"
 
     def of(self, part: str = "", mark: str = "") -> list[HeldBlock]:
-        """Return the blocks of a part at the moment, with a mark of their stacks."""
+        """Return a part's blocks at the moment, with a mark of their stacks."""
         return [b for b in self.blocks if part in ("", b.part) and (not mark or mark in b.kind.marks)]
 
     def is_evaluation(self, blocks: list[HeldBlock]) -> bool:
@@ -320,7 +320,7 @@ def read_history(data: Any) -> History:
 
 
 class _Reader:
-    """The reader of a file; a stack is its frames' lines and names, whether or not its frames are the same objects."""
+    """A file's reader; a stack is its frames' lines and names, whether or not its frames are the same objects."""
 
     def __init__(self) -> None:
         self.frames: dict[int, int] = {}  # the number of a frame by its object, which is quick, and by its content

@@ -57,7 +57,10 @@ def read_why(file: str) -> WhyReport:
         is_file = stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise SourceError(f"{file}: {reason}; {_GIVE}") from None
+        what = f"{reason}; {_GIVE}"
+        if "out of memory" in str(file):
+            what = "this is a message, not a file; pipe it to 'bertscope why -'"
+        raise SourceError(f"{one_line(str(file), limit=80)}: {what}") from None
     if not is_file:
         raise SourceError(f"{file} is a folder, a pipe or a device; {_GIVE}")
     worker = Worker(Child("bertscope.analyses.why.reading:explain_file"), lambda line: tuple(json.loads(line)))

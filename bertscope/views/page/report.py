@@ -28,13 +28,13 @@ from bertscope.views.diagram import inline_svg, mermaid, width_points
 from bertscope.views.diff import notes as diff_notes
 from bertscope.views.diff import parts as diff_parts
 from bertscope.views.footer import footer, subtitle, title
-from bertscope.views.memory import conclusions, footnotes, kept_table, variants_table
+from bertscope.views.memory import conclusions, footnotes, saved_table, variants_table
 from bertscope.views.memory import verdict as peak_answer
 from bertscope.views.modules import tree_table
 from bertscope.views.page.templating import filled, markup
-from bertscope.views.step import assumed, part_name, run_text
+from bertscope.views.step import assumed, margin_text, part_name, run_text
 from bertscope.views.timeline import memory_charts
-from bertscope.views.views import Table
+from bertscope.views.views import Heading, Table
 
 # ---- the commands that give the numbers of a page ----
 
@@ -72,8 +72,8 @@ def _step(model: ModelPart, run: RunConfig, **changes: Any) -> str:
 
 
 def estimate_command(model: ModelPart) -> str:
-    """Return the command that estimates the step of the page."""
-    gpu = model.memory.card
+    """Return the command that estimates the page's step."""
+    gpu = model.memory.gpu
     limit = _limit(model.fit) if gpu and model.fit else {"gpu": gpu.name, "device": ""} if gpu else {}
     return _about(model, "estimate", _step(model, model.memory.run, **limit))
 
@@ -100,10 +100,10 @@ def page_command(report: PageReport) -> str:
 
 def _limit(fit: FitReport) -> dict[str, Any]:
     """Return the GPU or the budget, the device if it is not implied, and the CUDA context if it is given."""
-    limit: dict[str, Any] = {"gpu": fit.card.name} if fit.card else {"budget": fit.budget_bytes}
-    limit["device"] = "" if fit.card or fit.run.device == CPU else fit.run.device
+    limit: dict[str, Any] = {"gpu": fit.gpu.name} if fit.gpu else {"budget": fit.budget_bytes}
+    limit["device"] = "" if fit.gpu or fit.run.device == CPU else fit.run.device
     context = fit.rows[0].cost.context
-    published = (fit.card.context_low_bytes, fit.card.context_high_bytes) if fit.card else None
+    published = (fit.gpu.context_low_bytes, fit.gpu.context_high_bytes) if fit.gpu else None
     is_given = context.low_bytes == context.high_bytes > 0 and (context.low_bytes, context.high_bytes) != published
     return limit | ({"context": context.low_bytes} if is_given else {})
 
@@ -116,7 +116,7 @@ RESERVED, CONTEXT = "reserved", "context"  # what a GPU has besides tensors
 
 def verdict(model: ModelPart) -> dict[str, Any]:
     """Return the answer for the step of the page, the memory of each variant, and what was assumed."""
-    memory, fit, question = model.memory, model.fit, model.asked
+    memory, fit, question = model.memory, model.fit, model.batch_fit
     peaks = [variant.cost.peak_bytes for variant in memory.variants if variant.cost]
     has_no_effect = any(size >= peaks[0] for size in peaks[1:])
     rows = [("Checkpointing", list(conclusions(memory)))] if has_no_effect else []
@@ -142,7 +142,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
 def place(fit: FitReport) -> str:
     """Return the budget, or the GPU and its memory."""
     memory = bytes_text(fit.budget_bytes)
-    return f"on {fit.card.name} ({memory})" if fit.card else f"in {memory}"
+    return f"on {fit.gpu.name} ({memory})" if fit.gpu else f"in {memory}"
 
 
 def _color(part: str) -> str:
@@ -150,7 +150,7 @@ def _color(part: str) -> str:
 
 
 def _bars(model: ModelPart) -> dict[str, Any]:
-    """Return the memory of each variant in parts, as shares of the budget, or of the largest sum if it is higher.
+    """Return each variant's memory in parts, as shares of the budget, or of the largest sum if it is higher.
 
     The parts are the tensors by use; on CUDA also the rest of the reserved memory, and the context.
     """
@@ -177,7 +177,7 @@ def _bars(model: ModelPart) -> dict[str, Any]:
                       for part, size in sizes.items()],
         })  # fmt: skip
     used = {part for _, sizes in known for part in sizes}
-    limit = f"{fit.card.name if fit.card else 'limit'}{':' if fit.card else ''} {bytes_text(budget)}" if fit else ""
+    limit = f"{fit.gpu.name if fit.gpu else 'limit'}{':' if fit.gpu else ''} {bytes_text(budget)}" if fit else ""
     return {
         "bars": bars,
         "budget": round(100 * budget / whole, 3) if budget else None,
@@ -326,7 +326,7 @@ def _memory(model: ModelPart) -> dict[str, Any]:
     return {
         "timeline": memory_charts(memory),
         "table": variants_table(memory),
-        "kept": _numbers_first(kept_table(memory)),
+        "saved": _numbers_first(saved_table(memory)),
         "notes": [
             *conclusions(memory),
             "A long step is thinned out: in each stretch the highest and the last point are drawn, so the peak is "
@@ -338,11 +338,13 @@ def _memory(model: ModelPart) -> dict[str, Any]:
 
 
 def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
+    margin = fit.rows[0].cost.margin
+    free = f", with a margin of {margin_text(margin)}" * bool(margin)
     section: dict[str, Any] = {
-        "heading": f"Largest batches that fit {place(fit)} at sequence length {model.seq}",
+        "heading": f"Largest batches that fit {place(fit)} at sequence length {model.seq}{free}",
         "table": Table(fit_words.columns(replace(fit, length_given=True)), fit.rows),  # the heading has the length
-        "notes": list(fit_words.notes(fit)),
-        "commands": [fit_command(model, report) for report in (fit, model.asked) if report],
+        "notes": [note for note in fit_words.notes(fit) if not isinstance(note, Heading)],
+        "commands": [fit_command(model, report) for report in (fit, model.batch_fit) if report],
     }
     if (plan := model.plan) is not None:
         section["plan_answer"] = plan_words.verdict(plan)
@@ -362,7 +364,7 @@ def _forward(model: ModelPart) -> dict[str, Any]:
 
 def _picture(graph: GraphReport) -> dict[str, Any]:
     """Return the wide and the narrow picture and the width of the wide one, or Mermaid text if nothing draws them."""
-    caption = graph.path or "the whole model"
+    caption = graph.path or "the model"
     try:
         drawn = [inline_svg(graph, is_narrow) for is_narrow in (False, True)]
     except BertscopeError as error:
@@ -439,11 +441,11 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
         name = path[len(outer) :].lstrip(".") if nodes else tree.subject.architecture
         waiting += [(inner, path, len(nodes)) for inner in reversed(inside.get(path, {}))]
         nodes.append((parent, name, sizes[path], _role_color(path, types), lines))
-    return {"kind": "map", "scale": "parameters", "top": sizes[""], "whole": "Back", "nodes": nodes}
+    return {"kind": "map", "scale": "parameters", "top": sizes[""], "back_label": "Back", "nodes": nodes}
 
 
 def flops_bars(report: FlopsReport) -> dict[str, Any]:
-    """Draw the FLOPs of each module without its parts, equal layers together; the bars add up to the model."""
+    """Draw each module's FLOPs without its parts, equal layers together; the bars add up to the model."""
     flops_of = {row.path: row.forward.matmul_flops for row in report.rows}
     types = {row.path: row.type for row in report.rows}
     inner = set()

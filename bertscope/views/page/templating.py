@@ -37,7 +37,7 @@ def environment() -> Environment:
         "share": _share,
         "command": _command,
         "name": lambda text: markup(breakable_html(text)),
-        "whole": lambda text: markup(unbroken_html(text)),
+        "unbroken": lambda text: markup(unbroken_html(text)),
     }
     templates.globals["palette"] = declarations
     return templates

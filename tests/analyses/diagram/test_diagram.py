@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.analyses.dataflow import Given, dataflow
+from bertscope.analyses.dataflow import ForwardInputs, dataflow
 from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from bertscope.tracing.flops import shapes_of, trace
@@ -49,7 +49,7 @@ def base(**changes):
 @pytest.fixture(scope="module")
 def attention():
     """The self-attention of the document, which has as many cached positions as new ones."""
-    return bertscope.diagram(base(), "forward", SELF, given=Given(cache=128))
+    return bertscope.diagram(base(), "forward", SELF, forward_inputs=ForwardInputs(cache=128))
 
 
 def labels(report) -> dict[str, str]:
@@ -193,7 +193,9 @@ WITNESSES = {"+": ("add",), "-": ("sub", "rsub"), "*": ("mul",), "/": ("div",), 
 @pytest.mark.parametrize("head_mask", [True, False])
 def test_the_functions_drawn_are_the_operators_that_torch_dispatches(positions, cache, head_mask):
     model = base(position_embedding_type=positions, num_hidden_layers=1).eval()
-    report = bertscope.diagram(model, "forward", SELF, given=Given(seq=8, cache=cache, head_mask=head_mask))
+    report = bertscope.diagram(
+        model, "forward", SELF, forward_inputs=ForwardInputs(seq=8, cache=cache, head_mask=head_mask)
+    )
     drawn = Counter()
     for node in report.nodes:
         if node.role == "function":
@@ -225,13 +227,15 @@ def test_the_keys_of_a_cross_attention_come_from_the_encoder_or_from_the_cache()
     assert ("key", "key_layer") in drawn
     assert ("encoder_attention_mask", "+") in drawn
     assert "attention_mask" not in {name for pair in drawn for name in pair}
-    cached = chains(bertscope.diagram(decoder, "forward", path, given=Given(cache=7)))
+    cached = chains(bertscope.diagram(decoder, "forward", path, forward_inputs=ForwardInputs(cache=7)))
     assert {("past_key_value[0]", "key_layer"), ("past_key_value[1]", "value_layer")} <= cached
     assert "key" not in {name for pair in cached for name in pair}
 
 
 def test_the_fused_kernel_is_one_box_with_its_operands_named(tiny):
-    report = bertscope.diagram(build(replace(tiny, attn_implementation="sdpa")), "forward", SELF, given=Given(seq=4))
+    report = bertscope.diagram(
+        build(replace(tiny, attn_implementation="sdpa")), "forward", SELF, forward_inputs=ForwardInputs(seq=4)
+    )
     fused = "torch.nn.functional.scaled_dot_product_attention"
     assert {("query_layer", fused), ("key_layer", fused), ("value_layer", fused), (fused, "context_layer")} <= chains(
         report
@@ -243,7 +247,7 @@ def test_the_fused_kernel_is_one_box_with_its_operands_named(tiny):
 @pytest.mark.parametrize("depth", [None, 9])
 def test_the_shapes_on_the_arrows_are_those_that_come_out_of_the_modules(tiny, name, depth):
     model = build(replace(tiny, num_hidden_layers=1), name).eval()
-    report = bertscope.diagram(model, "forward", depth=depth, given=Given(batch=3, seq=5, mask=False))
+    report = bertscope.diagram(model, "forward", depth=depth, forward_inputs=ForwardInputs(batch=3, seq=5, mask=False))
     found = shapes_of(model, inputs_for(model, 3, 5))
     boxes = {node.id: node for node in report.nodes if node.role == "module"}
     assert boxes
@@ -265,12 +269,12 @@ def test_equal_layers_are_drawn_once_and_a_pruned_one_apart():
     ]  # fmt: skip
     assert {("layer.0-2", "layer.3"), ("layer.3", "layer.4-11")} <= chains(pruned)
     attention = bertscope.diagram(base(pruned_heads={3: (0, 1)}), "forward", "encoder.layer.3.attention.self",
-                                  given=Given(head_mask=False))  # fmt: skip
+                                  forward_inputs=ForwardInputs(head_mask=False))  # fmt: skip
     assert {node.shape.shape for node in attention.nodes if node.name == "query_layer"} == {(1, 10, 128, 64)}
 
 
 def test_caches_and_head_masks_of_equal_layers_have_one_name():
-    report = bertscope.diagram(base(is_decoder=True), "forward", given=Given(cache=4, head_mask=True))
+    report = bertscope.diagram(base(is_decoder=True), "forward", forward_inputs=ForwardInputs(cache=4, head_mask=True))
     names = set(labels(report).values())
     assert {"past_key_values[0-11][0]", "past_key_values[0-11][1]", "head_mask", "last_hidden_state"} <= names
     (edge,) = [edge for edge in report.edges if edge.source == "head_mask"]
@@ -279,7 +283,7 @@ def test_caches_and_head_masks_of_equal_layers_have_one_name():
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_architecture_flows_from_its_ids_to_its_outputs(tiny, name):
-    report = bertscope.diagram(build(tiny, name), "forward", given=Given(seq=5))
+    report = bertscope.diagram(build(tiny, name), "forward", forward_inputs=ForwardInputs(seq=5))
     reached, pending = set(), ["input_ids"]
     while pending:
         here = pending.pop()
@@ -293,7 +297,7 @@ def test_every_architecture_flows_from_its_ids_to_its_outputs(tiny, name):
 def test_a_diagram_leaves_the_model_as_it_was(tiny):
     model = bertscope.BertModel(tiny).train()  # real weights
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    report = bertscope.diagram(model, "forward", SELF, given=Given(seq=4))
+    report = bertscope.diagram(model, "forward", SELF, forward_inputs=ForwardInputs(seq=4))
     assert report.nodes
     assert model.training
     assert len(model.encoder.layer) == 2
@@ -301,7 +305,9 @@ def test_a_diagram_leaves_the_model_as_it_was(tiny):
 
 
 def test_a_model_without_layers_has_a_diagram(tiny):
-    report = bertscope.diagram(build(replace(tiny, num_hidden_layers=0)), "forward", given=Given(seq=4))
+    report = bertscope.diagram(
+        build(replace(tiny, num_hidden_layers=0)), "forward", forward_inputs=ForwardInputs(seq=4)
+    )
     assert ("embeddings", "last_hidden_state") in chains(report)
 
 
@@ -425,11 +431,11 @@ def _boxes(report) -> list[tuple[str, int]]:
 
 
 def test_an_own_model_has_a_dataflow_with_equal_layers_once_where_that_keeps_the_shapes():
-    report = bertscope.diagram(Simulator(), "forward", given=Given(batch=2))
+    report = bertscope.diagram(Simulator(), "forward", forward_inputs=ForwardInputs(batch=2))
     assert _boxes(report) == [("steps.0-4", 5), ("heads.0", 1), ("heads.1", 1), ("heads.2", 1), ("last", 1)]
     shapes = {(edge.source, edge.target): edge.shape for edge in report.edges}
     assert shapes["cat", "last"].shape == (2, 12)
-    inner = bertscope.diagram(Simulator(), "forward", "steps.3", given=Given(batch=2))
+    inner = bertscope.diagram(Simulator(), "forward", "steps.3", forward_inputs=ForwardInputs(batch=2))
     assert inner.path == "steps.0-4"
     assert [(node.role, node.name) for node in inner.nodes] == [
         ("input", "x"), ("module", "dense"), ("function", "+"), ("output", "output"),
@@ -441,7 +447,7 @@ def test_a_model_of_another_family_has_a_dataflow_with_its_layers_once(kind, siz
     transformers = pytest.importorskip("transformers")
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes))
-    report = bertscope.diagram(model, "forward", given=Given(seq=16))
+    report = bertscope.diagram(model, "forward", forward_inputs=ForwardInputs(seq=16))
     found = [path for path, _ in _boxes(report) if path.rpartition(".")[2][0].isdigit()]
     assert found == layers or (kind == "vit" and found == ["layers.0-2"])  # of transformers 5
     inputs, outputs = ({node.id for node in report.nodes if node.role == role} for role in ("input", "output"))

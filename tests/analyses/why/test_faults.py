@@ -10,6 +10,7 @@ import pytest
 
 from bertscope.analyses.why.reading import report_of
 from bertscope.reports.why import WhyReport
+from bertscope.views.step import LINE
 from bertscope.views.why import finding_text
 from tests.analyses.why.recording import BERT, MIB, MODULE, TRAIN, Loop, Recording, forward, frame, load, own
 
@@ -267,7 +268,7 @@ def test_a_planted_fault_is_named_within_three_seconds_and_no_other(name):
     assert time.monotonic() - start < 3
     assert {finding.key for finding in report.findings} - PARTS - TOO.get(name, set()) == {key} - PARTS, report.findings
     assert key in [finding.key for finding in report.findings]
-    assert all(len(finding_text(report, found)[0]) <= 100 for found in report.findings)
+    assert all(len(finding_text(report, found)[0]) <= LINE for found in report.findings)
 
 
 @pytest.mark.parametrize("loop", [no_fault, accumulated_gradients, evaluation_without_gradients])

@@ -15,6 +15,7 @@ from bertscope.analyses.why.findings import findings, message_report
 from bertscope.analyses.why.history import NO_STACK, HeldBlock, History, StackKind, stack_kind
 from bertscope.errors import SelectionError, SourceError
 from bertscope.units import bytes_text, parse_bytes
+from bertscope.views.step import LINE
 from bertscope.views.views import display
 from bertscope.views.why import finding_text
 from tests.analyses.why.recording import GIB, Loop, Recording, documented, forward, frame, load, optimizer, own
@@ -54,7 +55,7 @@ def test_the_answer_names_the_fault_first_and_the_estimate_stands_next_to_it(cli
     result = cli("why", snapshot, "bert-tiny", "--plot", tmp_path / "history.svg")
     assert result.code == 0
     assert result.out.startswith("The graphs of 4 earlier forward passes are still alive: 252.00 MiB.\nFix: Keep loss")
-    assert "a request for 4.00 MiB failed in a forward pass at train.py:31 (train)" in result.out
+    assert "4.00 MiB failed in a forward pass at train.py:31 (train) on top of" in result.out
     assert "estimate" in result.out
     picture = (tmp_path / "history.svg").read_text()
     assert picture.startswith("<svg") and "activations" in picture  # noqa: PT018 one picture
@@ -76,7 +77,7 @@ def test_another_process_is_what_the_card_has_and_this_process_does_not(tmp_path
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(card.pickled())
     report = bertscope.why(path, "bert-tiny", gpu="t4")
-    t4 = bertscope.estimate("bert-tiny", gpu="t4").card
+    t4 = bertscope.estimate("bert-tiny", gpu="t4").gpu
     reserved = card.allocator.reserved_bytes
     assert report.other_bytes == t4.memory_bytes - GIB - reserved - t4.context_high_bytes
     assert "why_other" in [finding.key for finding in report.findings]
@@ -204,7 +205,7 @@ def test_a_published_message_is_explained_in_a_line_with_its_number(name):
     report = message_report(PUBLISHED[name]["text"], "log")
     for found in report.findings:
         sentence = finding_text(report, found)[0]
-        assert len(sentence) <= 100
+        assert len(sentence) <= LINE
         assert re.search(r"[0-9] [KMG]iB", sentence)
     assert display(report, "table").splitlines()[1].startswith("Fix: ")
     assert report.findings[0].key == f"why_{PUBLISHED[name]['finding']}", report.findings

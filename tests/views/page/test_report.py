@@ -40,7 +40,7 @@ def test_every_number_of_the_page_is_that_of_the_command_named_beside_it(written
 
     assert said(whole)["models"] == written[1]["models"]
     assert said() == part["fit"]
-    assert said() == part["asked"]
+    assert said() == part["batch_fit"]
     assert said() == part["memory"]
     assert said() == part["tree"]
     assert said() == part["tensors"]
@@ -109,7 +109,7 @@ def test_the_page_shows_every_module_and_every_kept_tensor_of_its_data(written):
     for row in part["tree"]["rows"]:
         assert f">{row['params']:,}<" in text or row["params"] == 0
     for variant in part["memory"]["variants"]:
-        for kept in variant["estimated"]["kept"]:
+        for kept in variant["estimated"]["saved"]:
             assert kept["path"] in text
 
 

@@ -244,7 +244,7 @@ const attend = (chart) => {
   let begun;
   chart.tip = child("div", "tip");
   chart.tip.setAttribute("role", "status");
-  chart.back = Object.assign(child("button", "back"), { type: "button", textContent: chart.whole ?? "", onclick: () => zoom(chart) });
+  chart.back = Object.assign(child("button", "back"), { type: "button", textContent: chart.back_label ?? "", onclick: () => zoom(chart) });
   if (chart.kind === "bars") chart.box.style.height = `${Math.min(Math.max(chart.bars.length * 24, 120), 900) + 44}px`;
   box.addEventListener("pointermove", (event) => { const item = under(event); if (item) show(chart, item, pointed(event)[1]); else hide(chart); });
   box.addEventListener("pointerleave", () => hide(chart));

@@ -11,26 +11,26 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 
 def call_name(operator: Any) -> str:
-    """Return the name of an operator without its overload, one for all kernels of fused attention."""
+    """Return an operator's name without its overload, one for all kernels of fused attention."""
     name = str(operator.name()).split(".")[0].removeprefix("aten::")
     return "scaled_dot_product_attention" if name.startswith("_scaled_dot_product") else name
 
 
-def keep_contexts(kept: Collection[str]) -> Any:
-    """Return the contexts of a layer's forward pass, which keeps operators such as `addmm.0`, and of its repetition."""
+def save_contexts(saved: Collection[str]) -> Any:
+    """Return the contexts of a layer's forward pass, which saves operators such as `addmm.0`, and of its repetition."""
     calls: Counter[tuple[str, bool]] = Counter()
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         name = call_name(operator)
         number = calls[name, context.is_recompute]
         calls[name, context.is_recompute] += 1
-        is_kept = f"{name}.{number}" in kept
-        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+        is_saved = f"{name}.{number}" in saved
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
 
-def keep_operators(model: nn.Module, plan: Mapping[str, Collection[str]]) -> None:
+def save_operators(model: nn.Module, plan: Mapping[str, Collection[str]]) -> None:
     """Recompute the modules at the paths of `plan` in backward, except for the operators that it names for each."""
     for module in model.modules():
         config: Any = getattr(module, "config", None)
@@ -39,7 +39,7 @@ def keep_operators(model: nn.Module, plan: Mapping[str, Collection[str]]) -> Non
                 config.use_cache = False  # a repeated layer would add its keys and values again
     unwrapped: Any = getattr(model, "get_base_model", None)  # of peft's wrapper, which may be put around it later
     base = unwrapped() if unwrapped else model
-    for path, kept in plan.items():
+    for path, saved in plan.items():
         layer = base.get_submodule(path.removeprefix("base_model.model."))
-        contexts = partial(keep_contexts, kept)
+        contexts = partial(save_contexts, saved)
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
