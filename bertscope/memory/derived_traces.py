@@ -29,6 +29,7 @@ from bertscope.memory.trace import (
 from bertscope.reports.layer_ranges import Copies, LayerRange, Unit
 from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.settings.run_config import CPU, LOOPS, PLAIN, TRAINER, RunConfig
+from bertscope.settings.training import OPTIMIZERS
 
 _STACKED = ((OPTIMIZER, ALL_REDUCE), (OPTIMIZER, ALL_GATHER), (FORWARD, BROADCAST))  # norms, and DDP's buffers
 _SOFTMAX_INPUT_BEFORE = (1, 11)  # the version of torch that no longer saves it (pull request pytorch/pytorch 65242)
@@ -279,6 +280,9 @@ def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
                     other_held=other_held, other_changes=other_changes).ordered()  # fmt: skip
     if run_config.torch_version < _SOFTMAX_INPUT_BEFORE:
         trace = _with_softmax_inputs(trace)
+    row = OPTIMIZERS.get(run_config.optimizer)
+    if row is not None and run_config.torch_version < row.one_list_from:
+        trace = _doubled(trace, [kind.block.operator == "_foreach_sqrt" for kind in trace.kinds])
     return _zeroed_between(trace) if run_config.zeroes_between and not run_config.has_gradients_before else trace
 
 
@@ -375,7 +379,12 @@ def _with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
     blocks = [kind.block for kind in trace.kinds]
     if all(block.operator != _SOFTMAX for block in blocks):
         return trace
-    copies = [1 + (block.part == SAVED and block.operator in (_SOFTMAX, _LOG_SOFTMAX)) for block in blocks]
+    return _doubled(trace, [block.part == SAVED and block.operator in (_SOFTMAX, _LOG_SOFTMAX) for block in blocks])
+
+
+def _doubled(trace: MemoryTrace, chosen: list[bool]) -> MemoryTrace:
+    """Return the step in which the blocks of these kinds exist twice."""
+    copies = [1 + is_chosen for is_chosen in chosen]
     pairs = zip(trace.changes, trace.place_of, strict=True)
     changes, place_of = zip(*(pair for pair in pairs for _ in range(copies[max(pair[0], ~pair[0])])), strict=True)
     return replace(trace, changes=list(changes), place_of=list(place_of))

@@ -29,6 +29,7 @@ class Optimizer(Record):
     host_state: tuple[str, ...] = ("step",)  # that stays on the CPU, but for a fused kernel
     state: tuple[str, ...] = ()  # of each parameter, with the defaults of the class; of Adafactor, for 2 dimensions
     takes: tuple[str, ...] = ()  # fields of RunConfig that are arguments of the class
+    one_list_from: tuple[int, ...] = ()  # the version of torch; before it the foreach step has a second denominator
     trainer: dict[str, str] = field(default_factory=dict)  # `optim` of TrainingArguments -> implementation
 
     def has(self, implementation: str) -> bool:
@@ -37,14 +38,16 @@ class Optimizer(Record):
 
 
 ADAMW = "adamw"  # the default
-_ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+_ADAM_STATE, _ONE_LIST_FROM = ("step", "exp_avg", "exp_avg_sq"), (2, 1)  # pull requests pytorch/pytorch 104780, 104898
 # `trainer`: get_optimizer_cls_and_kwargs in trainer.py of transformers 4.43.4. The kernels of apex and bitsandbytes
 # allocate nothing, as torch's fused ones.
 OPTIMIZERS = {
     "sgd": Optimizer(class_name="SGD", takes=("momentum", "weight_decay"), trainer={"sgd": "default"}),
-    "adam": Optimizer(class_name="Adam", state=_ADAM_STATE, takes=("weight_decay",)),
+    "adam": Optimizer(
+        class_name="Adam", state=_ADAM_STATE, takes=("weight_decay",), one_list_from=_ONE_LIST_FROM,
+    ),
     ADAMW: Optimizer(
-        class_name="AdamW", state=_ADAM_STATE,
+        class_name="AdamW", state=_ADAM_STATE, one_list_from=_ONE_LIST_FROM,
         trainer={"adamw_torch": "default", "adamw_torch_fused": "fused", "adamw_apex_fused": "fused"},
     ),
     "adafactor": Optimizer(

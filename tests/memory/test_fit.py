@@ -303,6 +303,17 @@ def test_eager_attention_also_saves_the_inputs_of_softmax_before_torch_1_11():
     assert fused.trace(replace(forward, torch="1.10")).peaks() == fused.trace(forward).peaks()
 
 
+@pytest.mark.parametrize(("optimizer", "lists"), [("adam", 1), ("adamw", 1), ("sgd", 0)])
+def test_before_torch_2_1_the_foreach_step_of_adam_has_a_second_list_of_the_parameters(optimizer, lists):
+    run_config = RunConfig(seq=2, device="cuda", optimizer=optimizer, torch="2.1")
+    source = small("BertForSequenceClassification", vocab_size=5000)
+    now, before = (
+        Simulator(source).trace(replace(run_config, torch=version)).peaks()[-1].live_bytes for version in ("2.1", "2.0")
+    )
+    parameters = sum(4 * tensor.numel() for tensor in source.build(device="meta").parameters())
+    assert before - now == pytest.approx(lists * parameters, rel=0.05)  # each is rounded up to 512 bytes
+
+
 @pytest.mark.parametrize(("version", "blas", "lt"), [("1.10", 0, 0), ("2.0", 2, 0), ("2.6.1", 2, 0), ("2.7", 2, 1)])
 def test_the_workspaces_are_those_of_the_version_of_torch(version, blas, lt):
     cost = Simulator(small()).cost(RunConfig(device="cuda", seq=32, torch=version))
