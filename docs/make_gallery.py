@@ -46,7 +46,7 @@ COMMANDS = (
     "explain bert-tiny encoder.layer.0.attention",
     "diagram bert-tiny encoder.layer.0.attention.self --kind forward",
     "diff bert-base-cased bert-base-uncased",
-    "presets",
+    "presets deberta-v2",
     "check --presets",
     "schema diff",
     "doctor",

@@ -10,41 +10,54 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from bertscope.errors import MissingExtraError, SelectionError, name_of, suggestion
+from bertscope.errors import MissingExtraError, SelectionError, name_of
 from bertscope.files import read_mapping
 from bertscope.progress import expect, notify, progress
 from bertscope.reports.memory import SweepReport, SweepRow
 from bertscope.reports.plan import PlanReport
 from bertscope.reports.tool import PresetRow, PresetsReport
-from bertscope.sources.bert import config_paths, member_of, preset_paths, read_preset
+from bertscope.sources.bert import MEMBER, member_of, near_presets, preset_paths, presets_by_alias, read_preset
 from bertscope.sources.training_files import read_plan
 from bertscope.tracing.cache import usable_cores
 
+_WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")  # the names of one quantity, by family
+_DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+
 
 def presets(name: str | None = None) -> PresetsReport:
-    """List the presets with their counts, or only one; raises SelectionError for an unknown name.
+    """List the presets with their counts: all, one by its name, a family, or those whose names contain `name`.
+
+    Raises SelectionError if there are none.
 
     >>> bertscope.presets("bert-base-cased").rows[0].distinct_params
     108340804
     """
-    paths = preset_paths() | config_paths()
-    if name is not None and name not in paths:
-        raise SelectionError(f"no preset {name[:60]!r}; {suggestion(name, paths)}")
-    return PresetsReport(rows=tuple(_preset(path) for known, path in paths.items() if name in (None, known)))
+    text = (name or "").lower()
+    alias = presets_by_alias().get(text)
+    rows = [_preset(path) for path in ([alias] if alias else preset_paths().values())]
+    if text and not alias:
+        family = [row for row in rows if row.family == text]
+        rows = family or [row for row in rows if text in " ".join((row.name, *row.hub_names)).lower()]
+    if not rows:
+        raise SelectionError(f"no preset {text[:60]!r}; {near_presets(text) or 'bertscope presets lists them'}")
+    return PresetsReport(rows=tuple(rows))
 
 
 def _preset(path: Path) -> PresetRow:
-    if path.suffix != ".json":
+    if path.suffix == ".yaml":
         source = read_preset(path)
-        fields, architecture = vars(source), source.architecture
+        fields, architecture, config, requires = vars(source), source.architecture, source.config.to_dict(), ""
     else:
         entries = read_mapping(path)
-        fields, architecture = member_of(entries), entries["architectures"].value[0]
+        fields, architecture, config = member_of(entries), entries["architectures"].value[0], entries.plain()
+        requires = config[MEMBER].get("requires", "transformers")
     counts = {item.key: item.value for item in fields["expected"]}
     return PresetRow(
-        name=path.stem, architecture=architecture, distinct_params=counts["distinct_params"],
-        layer_params=counts["layer_params"], description=fields["description"], hub_names=fields["hub_names"],
-        path=str(path),
+        name=path.stem, family=config["model_type"], architecture=architecture,
+        distinct_params=counts["distinct_params"], layer_params=counts["layer_params"],
+        hidden_size=next(config[key] for key in _WIDTHS if key in config),
+        num_hidden_layers=next(config[key] for key in _DEPTHS if key in config),
+        requires=requires, description=fields["description"], hub_names=fields["hub_names"], path=str(path),
     )  # fmt: skip
 
 

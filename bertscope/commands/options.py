@@ -19,7 +19,7 @@ from bertscope.settings.checkpointing import STRATEGIES
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 from bertscope.settings.rows import Row
 from bertscope.settings.run_config import FLASH_KERNELS, QUESTIONS, RunConfig
-from bertscope.sources.bert import config_paths, preset_paths
+from bertscope.sources.bert import preset_paths
 from bertscope.sources.find import DEFAULT_MODEL
 from bertscope.units import FP32, PRECISIONS
 
@@ -197,8 +197,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "report.fmt": _format("The output format: html, or json for the numbers.", ("html", "json"), "html"),
     "compare": _row("A second model to show next to it.", metavar="MODEL", complete=_models),
     "report.fit": _row("Show the largest batches that fit.", True, bool),
-    "name": _row("One preset; all by default.", metavar="[NAME]", is_argument=True,
-                 complete=lambda: [*preset_paths(), *config_paths()]),
+    "name": _row("A preset, a family or a part of a name; all by default.", metavar="[NAME]", is_argument=True,
+                 complete=_models),
     "config": _flag("Print the config.json of preset NAME."),
     "save": _row("Write a calibration of this GPU (.json), with --device cuda. Other measurements in FILE stay.",
                  kind=Path, section="output", metavar="FILE"),

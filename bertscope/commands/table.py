@@ -343,6 +343,7 @@ List the built-in models with their parameter counts.
 
 examples:
   bertscope presets
+  bertscope presets deberta-v2
   bertscope presets --format json
   bertscope presets bert-base-cased --config
   bertscope presets bert-base-cased --config --output config.json

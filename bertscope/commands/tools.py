@@ -15,7 +15,7 @@ from bertscope.files import MAX_YAML_BYTES, read_yaml, write_file
 from bertscope.reports import json as report_json
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import CheckReport
-from bertscope.sources.bert import config_members, config_paths, preset_paths, read_preset
+from bertscope.sources.bert import config_members, preset_paths, read_preset
 from bertscope.sources.expectation_files import (
     ExpectedModel,
     files_to_check,
@@ -61,7 +61,7 @@ def _names(call: CommandLine) -> list[str]:
     if call.presets:
         if files or call.update:
             raise SourceError("--presets checks the packaged presets only; leave FILES and --update out")
-        return [str(path) for path in (*preset_paths().values(), *config_paths().values())]
+        return [str(path) for path in preset_paths().values()]
     if not files and project is not None:
         project.note_used(project.table.get("check", []))
         files = [str(project.path.parent / file) for file in project.table.get("check", [])]
@@ -170,13 +170,13 @@ def presets(call: CommandLine) -> None:
     if not call.config:
         call.show(report)
         return
-    if call.name is None:
+    if len(report.rows) > 1:
         raise SelectionError("--config prints the config.json of one preset; type 'bertscope presets NAME --config'")
     if call.fmt not in ("table", "json"):
         raise SelectionError(f"a config.json is JSON; leave --format {call.fmt} out")
     if call.output is not None and call.output.suffix not in ("", ".json"):
         raise SelectionError(f"{call.output.name}: --config writes .json")
-    path = (preset_paths() | config_paths())[call.name]
+    path = Path(report.rows[0].path)
     write(json_text(config_members(path)), call.output)
     if path.suffix != ".json" and not read_preset(path).add_pooling_layer:
         note("a config.json has no member for add_pooling_layer: false, so it describes the model with its pooler")

@@ -74,9 +74,13 @@ class PresetRow(Record):
     """One preset, with the counts in its file, which `check` verifies."""
 
     name: str
+    family: str  # the model type of its config.json
     architecture: str
     distinct_params: int | None
     layer_params: int | None
+    hidden_size: int
+    num_hidden_layers: int  # of an encoder-decoder those of the encoder
+    requires: str  # the package that builds the model; empty for a BERT
     description: str
     hub_names: tuple[str, ...]
     path: str

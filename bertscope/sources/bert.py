@@ -26,6 +26,7 @@ expected:
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
@@ -43,7 +44,7 @@ from bertscope.config import (
     Lora,
     unknown_architecture,
 )
-from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, name_of
+from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, either_of, name_of
 from bertscope.files import Entry, read_mapping, with_places
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
@@ -329,7 +330,8 @@ class BertSource(ModelSource):
 KEYS = (
     "description", "hub_names", "architecture", "add_pooling_layer", "printed_attention", "config", "extra", "expected",
 )  # fmt: skip
-PRESET_ONLY = ("description", "hub_names", "add_pooling_layer", "printed_attention", "expected")
+PRESET_ONLY = ("source", "requires", "description", "hub_names", "add_pooling_layer", "printed_attention", "expected")
+_HUB_NAMES = re.compile(r'^ *"?hub_names"?: *\[([^]]*)\]', re.MULTILINE)
 MEMBER = "bertscope"  # the member of a config.json with the keys that only a preset has
 
 
@@ -339,14 +341,34 @@ def preset_dir() -> Path:
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "presets"
 
 
-def preset_paths() -> dict[str, Path]:
-    """Return preset files by name, in alphabetical order."""
-    return {path.stem: path for path in sorted(preset_dir().glob("*.yaml"))}
+def preset_paths(*suffixes: str) -> dict[str, Path]:
+    """Return preset files by name, in alphabetical order, with any of the suffixes or with all.
+
+    A `.yaml` is a BERT. A `.json` is the config.json of another family, which transformers builds, with a
+    member "bertscope".
+    """
+    paths = (path for path in preset_dir().iterdir() if path.suffix in (suffixes or (".yaml", ".json")))
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem.lower())}
 
 
-def config_paths() -> dict[str, Path]:
-    """Return the presets of other families: a config.json that transformers builds, with a member "bertscope"."""
-    return {path.stem: path for path in sorted(preset_dir().glob("*.json"))}
+def presets_by_alias() -> dict[str, Path]:
+    """Return preset files by all their names in lower case: on the hub too, with and without the organization."""
+    aliases: dict[str, Path] = {}
+    for stem, path in preset_paths().items():
+        listed = _HUB_NAMES.search(path.read_text(encoding="utf-8"))  # without parsing all the files
+        for name in (stem, *re.findall(r"[\w./-]+", listed[1] if listed else "")):
+            aliases |= dict.fromkeys((name.lower(), name.rpartition("/")[2].lower()), path)
+    return aliases
+
+
+def near_presets(name: str) -> str:
+    """Return `did you mean 'x' or 'y'?` with presets of a name that is near this one, in it or around it."""
+    aliases, text = presets_by_alias(), name[:100].lower().rpartition("/")[2]
+    near = difflib.get_close_matches(text, aliases, n=3, cutoff=0.75)
+    around = (alias for alias in aliases if len(text) > 2 and (text in alias or alias in text))
+    near = near or sorted(around, key=len, reverse=text not in " ".join(aliases))[:3]
+    names = dict.fromkeys(repr(aliases[alias].stem) for alias in near)
+    return f"did you mean {either_of(names)}?" if names else ""
 
 
 def read_preset(path: Path) -> BertSource:

@@ -33,7 +33,6 @@ from bertscope.sources.bert import (
     MEASURES,
     BertSource,
     Expectation,
-    config_paths,
     member_of,
     preset_of,
     preset_paths,
@@ -41,6 +40,7 @@ from bertscope.sources.bert import (
 )
 from bertscope.sources.find import find
 from bertscope.sources.model_source import FactorySource, ModelSource
+from bertscope.sources.transformers_models import TransformersSource
 
 _REMEDY = "expected counts belong in a preset or a *.bertscope.yaml with 'model: ...'; write one with this model"
 SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
@@ -182,8 +182,9 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
         model = ExpectedModel(name=source.name, source=source, path=Path(name))
         if isinstance(source, BertSource):
             model = replace(model, path=source.path or model.path, expected=source.expected)
-        elif (preset := config_paths().get(Path(name).stem)) and name in (preset.stem, str(preset)):
-            model = replace(model, path=preset, expected=member_of(read_mapping(preset))["expected"])
+        elif isinstance(source, TransformersSource):
+            expected = member_of(read_mapping(source.path)).get("expected", ())
+            model = replace(model, path=source.path, expected=expected)
     if not model.expected:
         remedy = model.how_to_record if model.path.suffix in (".yaml", ".yml") else _REMEDY
         raise SourceError(f"{model.path} expects nothing: {remedy}")

@@ -27,7 +27,6 @@ from bertscope.errors import (
     install_command,
     name_of,
     one_line,
-    suggestion,
 )
 from bertscope.files import Mapping as Entries
 from bertscope.files import read_json, read_mapping, readable
@@ -39,9 +38,10 @@ from bertscope.sources.bert import (
     MEMBER,
     TYPE,
     BertSource,
-    config_paths,
     member_of,
+    near_presets,
     preset_paths,
+    presets_by_alias,
     read_adapter,
     read_preset,
 )
@@ -251,12 +251,8 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     if not name.strip():
         hint = "give a preset ('bertscope presets' lists them), a file or module:attribute"
         raise SourceError(f"the name of a model is empty; {hint}")
-    presets = preset_paths()
-    if name in presets:
-        return read_preset(presets[name])
-    configs = config_paths()
-    if name in configs:
-        return replace(_read(_place(configs[name]), is_base), name=name)
+    if preset := preset_paths().get(name):
+        return _preset(preset)
     location = _place(name)
     if not location.exists and is_code(name):
         if not isinstance(name, CodeName):
@@ -265,17 +261,17 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     is_path = location.path.suffix in _SUFFIXES or location.has_weights or name.startswith((".", "~", os.sep))
     if location.exists or is_path:
         return _read(location, is_base)
-    for preset in presets.values():
-        if name in preset.read_text(encoding="utf-8") and name in (source := read_preset(preset)).hub_names:
-            return source
-    for known, path in configs.items():
-        if f'"{name}"' in path.read_text(encoding="utf-8"):
-            return _find(known, download, is_base=is_base)
+    if preset := presets_by_alias().get(name.lower()):
+        return _preset(preset)
     folder = fetched_folder(name) if download else cached_folder(name)
     if folder is None:
-        raise _unknown(name, presets | configs)
+        raise _unknown(name)
     cached = _read(_place(folder), is_base)
     return cached if isinstance(cached, BertSource) and cached.lora else replace(cached, name=name)
+
+
+def _preset(path: Path) -> _Found:
+    return read_preset(path) if path.suffix == ".yaml" else replace(_read(_place(path), is_base=False), name=path.stem)
 
 
 def weights_path(model: str, *, download: bool = False) -> Path:
@@ -344,7 +340,7 @@ def _place(name: str | os.PathLike[str]) -> _Place:
         return _Place(path, exists, is_folder, has_weights, config)
 
 
-def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
+def _unknown(name: str) -> SourceError:
     """Return the error for an unknown name, with the places that were searched."""
     classes = {known.lower(): known for known in ARCHITECTURES}
     if known := classes.get(name.lower()):
@@ -362,16 +358,18 @@ def _unknown(name: str, presets: dict[str, Path]) -> SourceError:
             f"no preset or file named {name[:100]!r}; an option is --{option.replace('_', '-')} {value[:40]}"
         )
     presets_shown = "'bertscope presets' lists the presets"
-    short = name.rsplit("/", 1)[-1]
+    near = near_presets(name)
     fetched = f"{name_of('download')} fetches a model from the Hugging Face hub"
     if not has_hub():
         extras = "hub" if find_spec("transformers") else "hub,transformers"
         fetched = f"for the Hugging Face hub {install_command(extras)}, and add {name_of('download')}"
-    if is_hub_name(name) and not short.lower().startswith("bert") and not name.startswith("."):
-        return SourceError(f"no preset or file named {name[:100]!r}; {fetched} ({presets_shown})")
-    near = suggestion(short, presets)
-    more = f"; {fetched}" if is_hub_name(name) else ""
-    return SourceError(f"no preset or file named {name[:100]!r}; {near} ({presets_shown}{more})")
+    if not is_hub_name(name):
+        fetched = ""
+    elif not near:
+        near, fetched = fetched, ""
+    more = f"; {fetched}" if fetched else ""
+    text = f"{near} ({presets_shown}{more})" if near else presets_shown
+    return SourceError(f"no preset or file named {name[:100]!r}; {text}")
 
 
 def _read(location: _Place, is_base: bool) -> _Found:

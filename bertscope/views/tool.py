@@ -5,7 +5,16 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from bertscope.errors import one_line
-from bertscope.reports.tool import COPY, CalibrationReport, CheckReport, DoctorReport, Finding, PrintReport
+from bertscope.reports.tool import (
+    COPY,
+    CalibrationReport,
+    CheckReport,
+    DoctorReport,
+    Finding,
+    PresetRow,
+    PresetsReport,
+    PrintReport,
+)
 from bertscope.units import bytes_text, count_text, html_text, signed_text
 from bertscope.views.columns import Column, attribute, csv_only, number, values
 from bertscope.views.console import Target, painted
@@ -117,42 +126,48 @@ check = SimpleNamespace(
 # ---- lists ----
 
 
-def _listing(columns: tuple[Column, ...], *, what: str, tip: str, argument: str, detail: tuple[str, ...] = ()) -> View:
-    """Return the view of a report that is one table, with notes for -v."""
-    return View(
-        answer=lambda report: f"{len(report.rows)} {what}{'s' * (len(report.rows) > 1)}.",
-        columns=columns,
-        notes=lambda report, target: detail,
-        tip=lambda report: f"{tip} {report.rows[0].name if len(report.rows) == 1 else argument}",
-    )
+_PRESET = (
+    number("parameters", "distinct_params"),
+    Column("width x layers", lambda row: f"{row.hidden_size} x {row.num_hidden_layers}",
+           values("hidden_size", "num_hidden_layers"), right=True),
+    attribute("family", "family"),
+    attribute("needs", "requires", detail=True),
+    number("sum over layers", "layer_params", detail=True),
+    attribute("description", "description", detail=True),
+)  # fmt: skip
 
 
-presets = _listing(
-    (
-        attribute("preset", "name"),
-        attribute("class", "architecture", detail=True),
-        number("parameters", "distinct_params"),
-        number("sum over layers", "layer_params", detail=True),
-        attribute("description", "description"),
-        csv_only(values("path")),
+def _by_class(report: PresetsReport, target: Target | None) -> list[Table]:
+    """Return a table for each class: next to the names 80 columns have no room for it."""
+    classes: dict[str, list[PresetRow]] = {}
+    for row in report.rows:
+        classes.setdefault(row.architecture, []).append(row)
+    return [Table((attribute(name, "name"), *_PRESET), classes[name]) for name in sorted(classes)]
+
+
+presets = View(
+    answer=lambda report: "1 preset." if len(report.rows) == 1 else f"{len(report.rows)} presets.",
+    settings=lambda report: (
+        "Families other than bert need the package transformers." if any(row.requires for row in report.rows) else ""
     ),
-    detail=(
+    tables=_by_class,
+    records=lambda report: Table(
+        (attribute("", "name", "architecture"), *_PRESET, csv_only(values("path"))), report.rows
+    ),
+    notes=lambda report, target: (
         "parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it",
         "'bertscope check --presets' compares both with the built models",
     ),
-    what="preset",
-    tip="bertscope count",
-    argument="PRESET",
+    tip=lambda report: f"bertscope count {report.rows[0].name if len(report.rows) == 1 else 'PRESET'}",
 )
-schemas = _listing(
-    (
+schemas = View(
+    answer=lambda report: f"{len(report.rows)} report kinds.",
+    columns=(
         attribute("kind", "report"),
         Column("report", ", ".join, {"classes": " ".join}, detail=True).of("classes"),
         attribute("content", "description", text=lambda text: re.split(r"[.;:] ", text.rstrip("."))[0]),
     ),
-    what="report kind",
-    tip="bertscope schema",
-    argument="KIND",
+    tip=lambda report: "bertscope schema KIND",
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import bertscope
 from bertscope.commands.call import _read
-from bertscope.sources.bert import config_paths, preset_paths
+from bertscope.sources.bert import preset_paths
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no reader of TOML")
 TABLE = """
@@ -62,7 +62,7 @@ def test_a_training_file_replaces_the_precision_of_the_project_only(cli, folder)
 def test_check_takes_the_files_of_the_project_unless_some_are_given(cli, folder):
     assert cli("check").out == "1 file: 1 expectation passed, 0 failed\n"
     assert cli("check", "-a", "BertForMaskedLM").code == 1
-    assert cli("check", "--presets").out.startswith(f"{len(preset_paths()) + len(config_paths())} files: ")
+    assert cli("check", "--presets").out.startswith(f"{len(preset_paths())} files: ")
     assert not cli("check", "bert-tiny").out.startswith("1 file: 1 expectation passed")
     (folder / "models.bertscope.yaml").unlink()
     assert cli("check").code == 2

@@ -90,7 +90,7 @@ def test_presets_have_the_published_counts(preset, architecture):
 def test_every_presets_expected_counts_are_the_references(pair):
     from bertscope.sources.bert import preset_paths
 
-    for preset in preset_paths():
+    for preset in preset_paths(".yaml"):
         source = bertscope.load(preset)
         shape = {name: value for name, value in source.config.to_dict().items() if name != "attn_implementation"}
         reference = pair(source.architecture, "meta", **shape).reference

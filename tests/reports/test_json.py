@@ -198,12 +198,13 @@ def test_a_report_of_every_kind_is_as_its_schema_says_and_read_back_as_it_was(ki
 
 
 def test_a_report_that_a_reader_can_check_by_hand_is_read_back():
-    row = PresetRow(name="tiny", architecture="BertModel", distinct_params=7, layer_params=None, description="é",
-                    hub_names=("a", "b"), path="tiny.yaml")  # fmt: skip
+    row = PresetRow(name="tiny", family="bert", architecture="BertModel", distinct_params=7, layer_params=None,
+                    hidden_size=2, num_hidden_layers=1, requires="", description="é", hub_names=("a", "b"),
+                    path="tiny.yaml")  # fmt: skip
     text = (
-        '{"schema": 6, "kind": "presets", "rows": [{"name": "tiny", "architecture": "BertModel", '
-        '"distinct_params": 7, "layer_params": null, "description": "é", "hub_names": ["a", "b"], '
-        '"path": "tiny.yaml"}]}'
+        '{"schema": 6, "kind": "presets", "rows": [{"name": "tiny", "family": "bert", "architecture": "BertModel", '
+        '"distinct_params": 7, "layer_params": null, "hidden_size": 2, "num_hidden_layers": 1, "requires": "", '
+        '"description": "é", "hub_names": ["a", "b"], "path": "tiny.yaml"}]}'
     )
     assert bertscope.from_json(text) == bertscope.from_json(text.encode()) == PresetsReport(rows=(row,))
 

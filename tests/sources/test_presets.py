@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from transformers import CONFIG_MAPPING
 
 import bertscope
 from bertscope.errors import BertscopeError
-from bertscope.sources.bert import config_paths, preset_paths
+from bertscope.sources.bert import preset_paths, presets_by_alias
 from bertscope.sources.find import find, load
-from tests.conftest import run_cli
+from bertscope.views.console import Target
+from bertscope.views.views import display
+from tests.conftest import data
 
 
 def test_a_name_lists_only_that_preset(cli):
@@ -20,7 +23,7 @@ def test_a_name_lists_only_that_preset(cli):
         assert cli("presets", name, "--format", "json").json["rows"] == [row for row in whole if row["name"] == name]
 
 
-@pytest.mark.parametrize("name", preset_paths())
+@pytest.mark.parametrize("name", preset_paths(".yaml"))
 def test_the_config_json_of_every_preset_describes_its_model(cli, tmp_path, name):
     path = tmp_path / "config.json"
     assert cli("presets", name, "--config", "-o", path).code == 0
@@ -30,9 +33,9 @@ def test_the_config_json_of_every_preset_describes_its_model(cli, tmp_path, name
     assert cli("presets", name, "--config", "--format", "json").out == path.read_text()
 
 
-@pytest.mark.parametrize("name", config_paths())
+@pytest.mark.parametrize("name", ["modernbert-base", "gpt2"])
 def test_the_config_json_of_a_preset_of_another_family_has_no_member_of_bertscope(cli, name):
-    members = json.loads(config_paths()[name].read_text())
+    members = json.loads(preset_paths()[name].read_text())
     del members["bertscope"]
     assert cli("presets", name, "--config").json == members
 
@@ -75,18 +78,13 @@ DETR = {
 }  # fmt: skip
 
 
-def test_the_list_of_presets_has_those_of_other_families():
-    rows = {row["name"]: row for row in json.loads(run_cli("presets", "--format", "json").out)["rows"]}
-    assert {name: rows[name]["distinct_params"] for name in config_paths()} == COUNTS
-
-
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_preset_of_another_family_has_its_counts(name):
     if "modernbert" not in CONFIG_MAPPING:
         with pytest.raises(BertscopeError, match="does not know the model type 'modernbert'; a newer one may"):
             bertscope.count(name)
         return
-    totals, config = bertscope.count(name).totals, json.loads(config_paths()[name].read_text())
+    totals, config = bertscope.count(name).totals, json.loads(preset_paths()[name].read_text())
     assert totals.distinct_params == COUNTS[name]
     assert totals.layer_params == config["bertscope"]["expected"]["layer_params"]
     # by hand: a layer has qkv and output (4 h^2), a gated feed-forward (3 h f) and two norms, the first layer one; the
@@ -95,8 +93,59 @@ def test_a_preset_of_another_family_has_its_counts(name):
     assert totals.distinct_params == n * (4 * h * h + 3 * h * f + 2 * h) - h + v * h + 2 * h + h * h + h + v
 
 
-def test_a_name_on_the_hub_is_that_of_its_preset():
-    assert find("answerdotai/ModernBERT-large").name == "modernbert-large"
+UNPUBLISHED = {"bert-mini", "bert-small", "bert-medium"}  # the oracle compares their counts with transformers
+NAMES = data("hub_names.yaml")
+UNITS = {"": 1, "M": 1e6, "B": 1e9}
+
+
+@pytest.mark.parametrize("name", preset_paths())
+def test_a_preset_has_its_source_and_the_published_count_of_the_class_named_there(name):
+    text = re.sub(r"\n# *", " ", preset_paths()[name].read_text())
+    assert text.startswith("# Source: ") or json.loads(text)["bertscope"]["source"]
+    published = re.search(r"Published: ([\d.,]+)([MB]?) \((\w+)\)", text)
+    assert (published is None) == (name in UNPUBLISHED)
+    if published is None or bertscope.presets(name).rows[0].family not in CONFIG_MAPPING:
+        return
+    number, unit, architecture = published.groups()
+    got = bertscope.count(find(name, architecture=architecture)).totals.distinct_params
+    tolerance = 0.04 if unit else 0  # a rounded count is of a class with or without its head
+    assert got == pytest.approx(float(number.replace(",", "")) * UNITS[unit], rel=tolerance, abs=0)
+
+
+@pytest.mark.parametrize(("preset", "names"), NAMES["finds"].items())
+def test_a_name_on_the_hub_finds_its_preset(preset, names):
+    assert {find(name).name for name in names} == {preset}
+
+
+@pytest.mark.parametrize(("preset", "names"), NAMES["suggests"].items())
+def test_the_error_on_a_misspelt_name_names_the_nearest_preset(preset, names):
+    for name in names:
+        with pytest.raises(BertscopeError, match=f"^no preset or file named .*; did you mean .*'{preset}'"):
+            find(name)
+
+
+def test_the_error_on_a_name_without_a_preset_is_one_line_that_says_how():
+    for name in NAMES["says_how"]:
+        with pytest.raises(BertscopeError, match=r"^no preset or file named [^\n]*download[^\n]*$"):
+            find(name)
+
+
+def test_no_name_is_that_of_two_presets():
+    names = [name.lower() for row in bertscope.presets().rows for name in {row.name.lower(), *row.hub_names}]
+    assert len(names) == len(set(names))
+    assert {path.stem for path in presets_by_alias().values()} == set(preset_paths())
+
+
+def test_presets_lists_a_family_or_those_whose_names_contain_a_text(cli):
+    assert {row.family for row in bertscope.presets("deberta-v2").rows} == {"deberta-v2"}
+    assert {row.name for row in bertscope.presets("macbert").rows} == {"chinese-macbert-base", "chinese-macbert-large"}
+    assert [row.name for row in bertscope.presets("BAAI/BGE-M3").rows] == ["bge-m3"]
+    roberta = bertscope.presets("roberta-large").rows
+    assert [(row.hidden_size, row.num_hidden_layers, row.requires) for row in roberta] == [(1024, 24, "transformers")]
+    shown = display(bertscope.presets(), "table", target=Target(80))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert all(row.name in shown and str(row.hidden_size) in shown for row in bertscope.presets().rows)
+    assert cli("presets", "macbert", "--config").code == 2
 
 
 def test_a_published_detr_is_built_with_a_resnet_of_transformers(tmp_path, cli):
