@@ -169,12 +169,12 @@ def _in_a_sentence(text: str) -> str:
 def _no_option(option: str, ctx: Any) -> str:
     """Return the message about an option that a command lacks, with its name here or the commands that have it."""
     from bertscope.commands.options import commands_with
-    from bertscope.settings.generate import OPTIONS
+    from bertscope.settings.generate import FORMS, OPTIONS
     from bertscope.settings.request import new_name
 
     word, name = option.strip("-").replace("-", "_"), ctx.command_path.partition(" ")[2]
     word = "model" if word in ("model_name", "model_name_or_path", "model_id") else word
-    forms = {row.name: max(row.opts, key=len) for row in ctx.command.params}
+    forms = {row.name: FORMS.get(f"{row.name}=False") or max(row.opts, key=len) for row in ctx.command.params}
     lacks = f"{name or 'bertscope'} has no option {option}"
     if new := new_name(word, forms, forms):
         return f"{lacks}; use {new}"

@@ -193,6 +193,8 @@ def _strategy(text: str) -> tuple[Strategy, re.Match[str]]:
     for strategy in _STRATEGIES:
         if match := re.fullmatch(strategy.pattern, text, re.ASCII):
             return strategy, match
+    if text.startswith("keep:"):  # before schema 6
+        raise ConfigError(f"checkpointing keep: is called {SAVE} now; make the plan again, or write {SAVE}")
     raise ConfigError(f"unknown checkpointing strategy {text[:40]!r}; allowed: {STRATEGIES}")
 
 

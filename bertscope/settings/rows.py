@@ -195,7 +195,7 @@ _CALLED = {
     "{precision}": "dtype torch_dtype", "{precision} autocast-bf16": "autocast bf16 amp mixed mixed_precision use_amp",
     "{precision} autocast-fp16": "fp16 use_fp16", "{precision} fp16": "half", "{mode} training": "train training",
     "{mode} inference": "infer inference eval predict", "{expandable_segments}": "alloc_conf",
-    "{loop} plain": "hold_outputs",
+    "{loop} plain": "hold_outputs", "{sandbox}": "unsandboxed",
     "{input}": "inputs input_size", "{dropout}": "no_dropout", "{architecture}": "head model_class",
     "{budget}": "memory vram gpu_memory max_memory", "{fmt} json": "json", "{fmt} csv": "csv",
     "{fmt} markdown": "markdown md", "{attention}": "attn attn_implementation attention_implementation",

@@ -158,7 +158,7 @@ def parts_csv(of: str = "cost.peak") -> Column:
 # ---- the sentence ----
 
 
-LINE = 80  # characters of an answer: a narrow terminal does not break it
+LINE = 100  # characters of an answer
 
 
 Fact = str | tuple[str, int]  # of a sentence; one with a weight may be left out
