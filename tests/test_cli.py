@@ -18,6 +18,7 @@ import pytest
 import bertscope
 from bertscope.commands.table import COMMANDS, REMOVED
 from bertscope.errors import SelectionError
+from bertscope.reports.base import SCHEMA
 from tests.child_server import loaded
 from tests.conftest import ROOT, data, default_signals, kinds, run_python
 
@@ -264,7 +265,7 @@ def test_every_command_that_gives_data_speaks_four_formats(cli, command, tmp_pat
         result = cli(command, *TABLES[command], "--format", fmt, "--output", path)
         assert (result.code, result.out) == (0, ""), result.err
         shown[fmt] = path.read_text()
-    assert json.loads(shown["json"])["schema"] == 5
+    assert json.loads(shown["json"])["schema"] == SCHEMA
     widths = {len(record) for record in csv.reader(io.StringIO(shown["csv"]))}
     assert len(widths) == 1
     assert "| --- |" in shown["markdown"] or "---: |" in shown["markdown"]

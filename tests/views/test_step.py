@@ -118,9 +118,9 @@ def test_the_time_of_a_step_names_the_data_sheet():
     ("facts", "text"),
     [
         (("a" * 20, (" b", 1), " c"), f"A{'a' * 19} b c."),
-        (("a" * 76, (" b", 1), " c"), f"A{'a' * 75} c."),
-        (("a" * 70, (" bbbbb", 2), (" ccccc", 1)), f"A{'a' * 69} bbbbb."),
-        (("a" * 120,), f"A{'a' * 76}..."),
+        (("a" * 96, (" b", 1), " c"), f"A{'a' * 95} c."),
+        (("a" * 90, (" bbbbb", 2), (" ccccc", 1)), f"A{'a' * 89} bbbbb."),
+        (("a" * 120,), f"A{'a' * 96}..."),
     ],
 )
 def test_a_sentence_has_as_many_facts_as_a_line_has_room_for(facts, text):
