@@ -169,7 +169,7 @@ def _in_a_sentence(text: str) -> str:
 def _no_option(option: str, ctx: Any) -> str:
     """Return the message about an option that a command lacks, with its name here or the commands that have it."""
     from bertscope.commands.options import commands_with
-    from bertscope.settings.generate import FORMS, OPTIONS
+    from bertscope.settings.generate import FORMS
     from bertscope.settings.request import new_name
 
     word, name = option.strip("-").replace("-", "_"), ctx.command_path.partition(" ")[2]
@@ -181,7 +181,7 @@ def _no_option(option: str, ctx: Any) -> str:
     if word in forms and not forms[word].startswith("-"):
         arguments = [piece.strip("{}") for piece in ctx.command.collect_usage_pieces(ctx)[1:]]
         return f"{lacks}; write {word.upper()} without it: {' '.join([ctx.command_path, *arguments])}"
-    new = new_name(word, OPTIONS, OPTIONS) or option
+    new = new_name(word, FORMS, FORMS) or option
     if having := commands_with(new.split()[0]) if name else []:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
     near = nearest(option, [item for row in ctx.command.params for item in row.opts if item.startswith("--")])

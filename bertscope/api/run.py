@@ -86,6 +86,6 @@ def run(
         if fit and budget is not None:
             return request.answer(fitted(wanted, fit, lambda one: once(one)[0], budget))
         report, snapshot = once(replace(wanted, seed=0 if dry.seeds > 1 else None))
-        others = (once(replace(wanted, seed=seed, wants_snapshot=False))[0] for seed in range(1, dry.seeds))
-        histories = report.histories + tuple(history for other in others for history in other.histories)
+        reports = (once(replace(wanted, seed=seed, wants_snapshot=False))[0] for seed in range(1, dry.seeds))
+        histories = report.histories + tuple(history for other in reports for history in other.histories)
         return request.answer(replace(report, histories=histories), snapshot=snapshot)
