@@ -197,7 +197,7 @@ def record(
     with installed(script_run) as here:
         if leave is not None:
             here.limits.stop = partial(leave, here.report)
-        failure = where = ""
+        failure = where = remedy = ""
         try:
             run()
         except Stop:
@@ -214,10 +214,10 @@ def record(
                 reason = one_line(f"{failure}; no memory can be told after it", limit=_LONGEST)
                 raise WorkerError(reason, where=where) from None
             if isinstance(error, OSError) and not script_run.network and any(sign in failure for sign in _OF_NETWORK):
-                failure = f"{one_line(failure, limit=150)}; let it download with {name_of('network')}"
+                failure, remedy = one_line(failure, limit=150), f"; let it download with {name_of('network')}"
         is_full = bool(here.recorder.log.refused) and "out of memory" in failure
         if failure and not is_full:
-            raise BertscopeError(one_line(failure, limit=_LONGEST), where=where)
+            raise BertscopeError(one_line(failure, limit=_LONGEST) + remedy, where=where)
         return here.report(failure and f"{where}: {failure}")
 
 

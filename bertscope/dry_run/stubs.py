@@ -23,7 +23,8 @@ from bertscope.dry_run.device import FakeGpu
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import capability, processors, sdpa_kernel
 from bertscope.memory.kernels import attention
-from bertscope.sources.find import load
+from bertscope.sources.bert import BertSource
+from bertscope.sources.find import find
 from bertscope.torch_access import always, nn, torch
 from bertscope.torch_access.distributed import fake_store
 from bertscope.torch_access.fake_gpu import NoRule, Put, loading
@@ -153,7 +154,7 @@ def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any
         except OSError:
             with suppress(BertscopeError):
                 if not os.path.exists(str(source)):
-                    return otherwise(cls, load(str(source).rpartition("/")[2]), source, *args, **kwargs)
+                    return otherwise(cls, find(str(source)), source, *args, **kwargs)
             raise
 
     put(kind, **{name: classmethod(method)})
@@ -161,9 +162,8 @@ def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any
 
 def _config_of(cls: Any, preset: Any, name: str, **kwargs: Any) -> Any:
     """Return the config.json of a preset, and the keywords that are no place of files."""
-    return dict(preset.config.to_dict()), {
-        key: value for key, value in kwargs.items() if key not in _OF_HUB.split() and key[0] != "_"
-    }
+    settings = preset.config.to_dict() if isinstance(preset, BertSource) else preset.settings
+    return dict(settings), {key: value for key, value in kwargs.items() if key not in _OF_HUB.split() and key[0] != "_"}
 
 
 def _model_of(device: FakeGpu, cls: Any, preset: Any, name: str, *args: Any, config: Any = None, **kwargs: Any) -> Any:

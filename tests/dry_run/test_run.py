@@ -271,6 +271,30 @@ def test_a_value_is_put_where_the_argument_stands(given, expected):
     assert with_value(given, "b", 8) == expected
 
 
+@pytest.mark.usefixtures("as_the_program_starts_it")  # the server of the tests has loaded the library that asks the hub
+@pytest.mark.parametrize("name", ["FacebookAI/roberta-base", "nobody/model"])
+def test_a_name_of_a_preset_is_a_model_without_its_weights_and_any_other_names_the_network(cli, script, name):
+    pytest.importorskip("transformers")
+    code = (
+        f"import torch\nfrom transformers import AutoConfig, AutoModel\nconfig = AutoConfig.from_pretrained({name!r})\n"
+    )
+    train = f"""
+config.num_hidden_layers = 1
+model = AutoModel.from_pretrained({name!r}, config=config).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.ones(1, 8, dtype=torch.long).cuda())[0].sum().backward()
+optimizer.step()
+"""
+    done = cli("run", script(code + train), "-v")
+    if name == "nobody/model":
+        assert done.code == 2
+        assert "train.py:3" in done.err
+        assert done.err.rstrip().endswith("with --network")
+    else:
+        assert done.code == 0, done.err
+        assert f"{name} was made from its preset" in " ".join(done.out.split())
+
+
 # ---- what is refused ----
 
 
