@@ -32,7 +32,7 @@ from bertscope.gpus import find_gpu
 from bertscope.memory.caching_allocator import STEPS, history, requests
 from bertscope.memory.lengths import Data, LengthSteps
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.summary import on_card
+from bertscope.memory.summary import for_gpu
 from bertscope.reports.step import YES
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of
@@ -110,7 +110,7 @@ def histories(run: Run) -> Iterator[int]:
     config = RunConfig(batch=batch, seq=LINE_TOKENS, optimizer=run.optimizer, device="cuda", torch="2.6",
                        input=tuple(others[1:]))  # fmt: skip
     simulator = Simulator(source_of(str(HERE / path / "config.json"))).limited(config, gpu, gpu.context_low_bytes)
-    config = on_card(config, gpu)
+    config = for_gpu(config, gpu)
     steps = LengthSteps(simulator, config, Data(dict.fromkeys(range(1, LINE_TOKENS + 1), 1)))
     laid = simulator.placements(steps.unpadded)[0]
     requests_of = cache(lambda seq: requests(steps.trace(steps.unpadded, batch, seq), laid))

@@ -184,8 +184,9 @@ def _no_option(option: str, ctx: Any) -> str:
     new = new_name(word, FORMS, FORMS) or option
     if having := commands_with(new.split()[0]) if name else []:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
-    near = nearest(option, [item for row in ctx.command.params for item in row.opts if item.startswith("--")])
+    forms_of_all = (form for row in ctx.command.params for form in row.opts)
+    near = nearest(option.strip("-"), [form[2:] for form in forms_of_all if form.startswith("--")])
     lists = (
         f"{ctx.command_path} --help-all lists the options" if name else "write an option of a command after the command"
     )
-    return f"{lacks}; {f'did you mean {near}?' if near else lists}"
+    return f"{lacks}; {f'did you mean --{near}?' if near else lists}"

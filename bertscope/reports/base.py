@@ -93,7 +93,7 @@ def to_json(report: Any) -> str:
 
     >>> print(bertscope.to_json(bertscope.count("bert-tiny")))
     {
-      "schema": 5,
+      "schema": 6,
       "kind": "count",...
     """
     return json_text(report.to_dict())

@@ -10,6 +10,7 @@ import pytest
 import bertscope
 from bertscope.analyses.sweep.pool import results_file
 from bertscope.errors import BertscopeWarning, SelectionError, SourceError
+from bertscope.reports.base import SCHEMA
 from tests.conftest import GRID, run_cli
 
 
@@ -139,6 +140,7 @@ def done(folder, rows_of_small) -> bytes:
     return rows_of_small
 
 
+OF_SCHEMA = f'"schema":{SCHEMA}'.encode()
 FOREIGN = {
     "notes that begin like a row": b'{"schema":2,"key":"my secret notes","other":[1,2,3]}',
     "one character of a row": b"{",
@@ -195,11 +197,11 @@ def test_a_row_that_no_sweep_writes_is_refused_with_its_line(cli, folder, done, 
 
 
 def test_rows_of_another_schema_are_refused_by_name(cli, folder, done):
-    for old, schema in ((done.replace(b'"schema":5,', b""), 1), (done.replace(b'"schema":5', b'"schema":2'), 2)):
+    for old, schema in ((done.replace(OF_SCHEMA + b",", b""), 1), (done.replace(OF_SCHEMA, b'"schema":2'), 2)):
         for content in (done + old, done + old[:99]):  # the second ends inside a row
             (folder / "results.jsonl").write_bytes(content)
             result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
-            message = f"a row of schema {schema}; this version goes on from 5; name another file"
+            message = f"a row of schema {schema}; this version goes on from {SCHEMA}; name another file"
             assert (result.code, result.err) == (2, f"error: results.jsonl:3: {message}\n")
             assert (folder / "results.jsonl").read_bytes() == content
 

@@ -86,7 +86,7 @@ def test_fit_uses_the_measured_memory_and_context(cli, stored):
     assert "calibrated on this machine, 2026-11-22 (driver 580.1, torch 2.11.0)" in cli(*OF_FIT, "-v").out
     ignored = cli(*OF_FIT, "--no-calibration", "--format", "json").json
     assert ignored["rows"][0]["cost"]["context"]["low_bytes"] != 504 * MIB
-    assert not ignored["card"]["calibration"]
+    assert not ignored["gpu"]["calibration"]
     inference = cli(*OF_FIT, "--mode", "inference", "--format", "json").json
     assert inference["rows"][0]["cost"]["workspace_bytes"] == (32 + 1) * MIB
 

@@ -30,6 +30,7 @@ from bertscope.memory.step import run_model
 from bertscope.memory.summary import memory
 from bertscope.processes import child as child_module
 from bertscope.processes.folders import OwnFolder, compile_folder
+from bertscope.reports.base import SCHEMA
 from bertscope.reports.memory import Timing
 from bertscope.settings.run_config import RunConfig
 from bertscope.tracing.module_tree import row_paths
@@ -152,7 +153,7 @@ def measured(tmp_path_factory):
 
 def test_stdout_is_data_and_stderr_is_progress(measured):
     _, data, err = measured
-    assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (5, "memory", "measured")
+    assert (data["schema"], data["kind"], data["subject"]["obtained"]) == (SCHEMA, "memory", "measured")
     assert [variant["checkpointing"] for variant in data["variants"]] == ["none", "full"]
     assert "none: " in err
     assert "full: " in err

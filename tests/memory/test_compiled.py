@@ -58,7 +58,7 @@ def test_a_module_that_is_compiled_is_never_estimated_as_eager():
     inside[0].compile()
     without = RunConfig(optimizer="none", loop="freed")
     for module in (own, torch.compile(Block())):
-        with pytest.warns(UserWarning, match="compiled: the whole model"):
+        with pytest.warns(UserWarning, match="compiled: the model;"):
             assert module_trace(module, inputs, without, None).peak_bytes == compiled
     with pytest.warns(UserWarning, match="compiled: 0;"):
         found = module_trace(inside, inputs, without, None).peak_bytes

@@ -117,8 +117,8 @@ def test_the_estimate_of_a_module_is_the_peak_of_a_plain_loop(name):
 
 def not_counted(module, given, **settings):
     """What the answer says is not counted."""
-    answer = " ".join(str(estimate(module, given, **settings)).partition("\n\n")[0].split())
-    return [part.partition(";")[0] for part in answer.split(", ") if "not counted" in part]
+    answer = str(estimate(module, given, **settings)).partition("\n\n")[0]
+    return [line.partition(";")[0] for line in answer.splitlines()[1:] if "not counted" in line]
 
 
 UNCOUNTED = {

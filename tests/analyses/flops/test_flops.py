@@ -214,7 +214,7 @@ def test_counting_leaves_the_module_as_it_was():
 def test_a_decoder_with_cross_attention_names_the_length_of_the_encoders_states(cli, tmp_path):
     decoder = {"model_type": "bert", "is_decoder": True, "add_cross_attention": True, "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(decoder))
-    assert "a forward pass at batch 1, seq 64, encoder length 64" in cli("flops", str(tmp_path), "--seq", "64").out
+    assert "batch 1, seq 64, encoder length 64" in cli("flops", str(tmp_path), "--seq", "64").out
     assert cli("flops", str(tmp_path), "--seq", "64", "--format", "json").json["encoder_seq"] == 64
     assert "encoder length" not in cli("flops", "bert-tiny", "--seq", "64").out
 
