@@ -23,7 +23,6 @@ from bertscope.dry_run.device import FakeGpu
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import capability, processors, sdpa_kernel
 from bertscope.memory.kernels import attention
-from bertscope.sources.bert import BertSource
 from bertscope.sources.find import find
 from bertscope.torch_access import always, nn, torch
 from bertscope.torch_access.distributed import fake_store
@@ -162,7 +161,7 @@ def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any
 
 def _config_of(cls: Any, preset: Any, name: str, **kwargs: Any) -> Any:
     """Return the config.json of a preset, and the keywords that are no place of files."""
-    settings = preset.config.to_dict() if isinstance(preset, BertSource) else preset.settings
+    settings = preset.settings if preset.bert_config is None else preset.bert_config.to_dict()
     return dict(settings), {key: value for key, value in kwargs.items() if key not in _OF_HUB.split() and key[0] != "_"}
 
 
