@@ -16,7 +16,7 @@ from typer.completion import completion_init, get_completion_script  # type: ign
 from bertscope import __version__
 from bertscope.commands.exit_codes import EXIT_CODES, complain, failure, option_forms
 from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache
-from bertscope.errors import BertscopeWarning, SelectionError, naming, nearest, one_line
+from bertscope.errors import BertscopeWarning, SelectionError, in_a_sentence, naming, nearest, one_line
 from bertscope.settings.rows import near_word
 from bertscope.settings.run_config import CACHE_VARIABLE
 from bertscope.views.console import choose_color
@@ -146,12 +146,12 @@ def _usage(error: Any) -> int:
         low = f" of at least {wrong[3]}" if wrong[3] else ""
         message = f"{wrong[1]} takes a whole number{low}; got {wrong[2]}"
     elif wrong := re.search(r"'(--?[^']*)' requires an argument", message):
-        texts = [row.help for row in (ctx.command.params if ctx else ()) if wrong[1] in row.opts]
-        message = f"{wrong[1]} lacks a value: {_in_a_sentence(texts[0] if texts else 'write it behind the option')}"
+        texts = [_first(row.help) for row in (ctx.command.params if ctx else ()) if wrong[1] in row.opts]
+        message = f"{wrong[1]} lacks a value: {in_a_sentence(texts[0] if texts else 'write it behind the option')}"
     elif wrong := re.search(r"'(--?[^']*)' does not take a value", message):
         message = f"{wrong[1]} takes no value; write {wrong[1]} alone"
     elif missing := [item for item in ctx.command.params if f"'{item.metavar}'" in message] if ctx else []:
-        message = f"{missing[0].metavar} is missing; give {_in_a_sentence(missing[0].help)}"
+        message = f"{missing[0].metavar} is missing; give {in_a_sentence(_first(missing[0].help))}"
     else:
         message = (
             f"{message}{'' if message.endswith('?') else ';'} see '{ctx.command_path if ctx else 'bertscope'} --help'"
@@ -159,11 +159,8 @@ def _usage(error: Any) -> int:
     return complain(message, error.exit_code)
 
 
-def _in_a_sentence(text: str) -> str:
-    """Return the first sentence of a help without a capital and a full stop, but `LoRA` as it is."""
-    first = text.partition(". ")[0].rstrip(".")
-    has_name = re.match(r"\w+[A-Z]", first)
-    return first if has_name else first[0].lower() + first[1:]
+def _first(text: str) -> str:
+    return text.partition(". ")[0].rstrip(".")
 
 
 def _no_option(option: str, ctx: Any) -> str:

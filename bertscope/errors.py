@@ -31,6 +31,11 @@ def one_line(text: str, limit: int = 600) -> str:
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 
+def in_a_sentence(text: str) -> str:
+    """Return the text without its capital, but `LoRA` and `GPU` as they are."""
+    return text if re.match(r"\w+[A-Z]", text) else text[:1].lower() + text[1:]
+
+
 _NAMED = re.compile("\x02([^\x03]+)\x03")
 
 

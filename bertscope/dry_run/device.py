@@ -286,7 +286,7 @@ class FakeGpu(Device):
     def scratch(self, operator: Any, args: Any) -> Any:
         """Return what a kernel allocates while it runs; an index by masks the indices of their true elements.
 
-        The first matrix product of a thread allocates the workspace of cuBLAS, the first `addmm` also that of cuBLASLt.
+        A thread's first matrix product allocates cuBLAS's workspace, its first `addmm` also cuBLASLt's.
         """
         name, thread, able = operator_name(operator), threading.get_ident(), capability(self.gpu) if self.gpu else None
         libraries = {thread: blas_bytes(able)} if name in MATRICES else {}

@@ -48,7 +48,7 @@ class ScriptRun(Record):
     sandbox: str = ""  # an empty folder, for the mounts; none for a run without
     memory_limit_bytes: int | None = None
     wants_snapshot: bool = False  # of the step with the peak, for PyTorch's memory viewer
-    seed: int | None = None  # that is added to those of the script, whose history is wanted
+    seed: int | None = None  # added to every seed that the script sets; its history is wanted
     token: str = ""  # the kind of the message with the report, so that no line a script prints is one
 
     @property

@@ -388,7 +388,7 @@ def _ranks(put: Put) -> None:
         return make_group(*args, **kwargs)
 
     def gather_objects(gathered: Any, item: Any, *_: Any, **__: Any) -> None:
-        """Fill a list with this rank's object, and that of each other rank is equal."""
+        """Fill a list with this rank's object, as if every rank had sent the same."""
         gathered[:] = [item] * len(gathered)
 
     answers = {

@@ -121,7 +121,7 @@ def training_loop(
 def evaluation(
     run: RunConfig, model: nn.Module, held_out_batch: Callable[[], Any], predict: Callable[[Any], Any], device: str
 ) -> None:
-    """Evaluate as people write it, with the logits that metrics need: Trainer joins those of each batch at once."""
+    """Evaluate as people write it, with the logits that metrics need: Trainer joins them after each batch."""
     if run.eval_samples:
         for_metrics: list[Any] = []
     model.eval()

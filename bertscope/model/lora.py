@@ -35,7 +35,7 @@ class LoraLinear(nn.Module):
         self.lora_A, self.lora_B = nn.ModuleDict({ADAPTER: down}), nn.ModuleDict({ADAPTER: up})
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., in) to (..., out) in the frozen layer's dtype; the adapter computes in that of A and B."""
+        """Map (..., in) to (..., out) in the frozen layer's dtype; the adapter computes in the dtype of A and B."""
         result: Tensor = self.base_layer(x)
         dtype = result.dtype
         down: Any = self.lora_A[ADAPTER]

@@ -79,7 +79,7 @@ class PresetRow(Record):
     distinct_params: int | None
     layer_params: int | None
     hidden_size: int
-    num_hidden_layers: int  # of an encoder-decoder those of the encoder
+    num_hidden_layers: int  # an encoder-decoder's encoder layers
     requires: str  # the package that builds the model; empty for a BERT
     description: str
     hub_names: tuple[str, ...]

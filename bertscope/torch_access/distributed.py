@@ -16,7 +16,7 @@ def is_wrapper(kind: type) -> bool:
 
 
 def held_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the tensors that hold a tensor's data: of a DTensor that of this rank, of any other itself."""
+    """Yield the tensors that hold a tensor's data: this rank's shard of a DTensor, else the tensor itself."""
     if not is_wrapper(type(tensor)):
         yield tensor
         return

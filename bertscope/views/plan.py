@@ -70,7 +70,7 @@ def label(row: PlanRow) -> str:
 
 
 def _saved_words(lists: Sequence[PlanList]) -> str:
-    """Return what the layers of one list save: the products of all layers first, then those of the last ones."""
+    """Return what one list's layers save: first the products that all save, then what only the last ones do."""
     counts = {product: 0 for item in lists for product in (*item.saved, *item.recomputed_operators)}
     for item in lists:
         for product in item.saved:

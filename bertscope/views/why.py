@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from bertscope.errors import named, one_line
+from bertscope.errors import in_a_sentence, named, one_line
 from bertscope.reports.why import MESSAGE, OOM, PEAK, STDIN, WhyFinding, WhyReport, WhyRow
 from bertscope.settings.generate import changed, row_words, setting_options
 from bertscope.units import bytes_text
@@ -263,7 +263,7 @@ def _notes(report: WhyReport, target: Target | None) -> Iterator[str]:
     is_short = target is not None and not target.verbose
     for finding in report.findings[1:][: _ALSO if is_short else None]:
         cause, fix = finding_text(report, finding)
-        yield f"Also: {cause if cause[1].isupper() else cause[0].lower() + cause[1:]} {fix}".rstrip()
+        yield f"Also: {in_a_sentence(cause)} {fix}".rstrip()
     yield from map(note_text, report.notes)
     if not is_short and report.largest_free_bytes:
         yield f"The largest block that is reserved but unused has {bytes_text(report.largest_free_bytes)}."
