@@ -549,6 +549,10 @@ def tables(found: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, ...]]]]
         ]  # fmt: skip
 
 
+# Sizes with which no time grows: one sentence of the page, whose file has the numbers.
+_FLAT = tuple(f"Growth with {size}" for size in ("width", "batch", "length"))
+
+
 def rendered(found: dict[str, Any], form: str) -> str:
     """Return the result as text, Markdown or JSON."""
     if form == "json":
@@ -560,6 +564,8 @@ def rendered(found: dict[str, Any], form: str) -> str:
         f"load {found['load_before']:.1f} before and {found['load_after']:.1f} after; {versions}."
     ]
     for title, rows in tables(found):
+        if form == "markdown" and title.startswith(_FLAT):
+            continue
         if form == "markdown":
             lines += ["", f"### {title}", ""]
             marked = [f"| {' | '.join(row)} |" for row in rows]

@@ -178,15 +178,26 @@ def _uv_requirement(receipt: str, extra: str) -> str:
 
 def _packages(extra: str) -> list[str]:
     """Return the packages of extras, as pip names them, from the installed bertscope's metadata."""
+    named = rf"extra == .({extra.replace(',', '|')}).$"
+    matches = (re.match(r"[\w.-]+(\[[\w,.-]+\])?", line) for line in _requirements() if re.search(named, line))
+    return [name[0] for name in matches if name]
+
+
+def _requirements() -> list[str]:
     from importlib import metadata
 
     try:
-        lines = metadata.requires("bertscope") or []
-    except metadata.PackageNotFoundError:
+        return metadata.requires("bertscope") or []
+    except metadata.PackageNotFoundError:  # run from its folder, without an installation
         return []
-    named = rf"extra == .({extra.replace(',', '|')}).$"
-    matches = (re.match(r"[\w.-]+(\[[\w,.-]+\])?", line) for line in lines if re.search(named, line))
-    return [name[0] for name in matches if name]
+
+
+def _missing() -> list[str]:
+    """Return the packages that bertscope cannot run without and that are not installed, as pip takes them."""
+    from importlib import metadata
+
+    required = [line for line in _requirements() if ";" not in line]
+    return [line for line in required if not any(metadata.distributions(name=re.split(r"[^\w.-]", line)[0]))]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -197,9 +208,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def told(error: BaseException) -> BertscopeError | None:
-    """Return the error that one line tells: a BertscopeError as it is, or that memory ran out; None for any other."""
-    if isinstance(error, BertscopeError) or not is_out_of_memory(error):
-        return error if isinstance(error, BertscopeError) else None
+    """Return the error that one line tells, or None.
+
+    It is a BertscopeError as it is, that memory ran out, or what a `pip install --no-deps` left out.
+    """
+    if isinstance(error, BertscopeError):
+        return error
+    if isinstance(error, ModuleNotFoundError) and (missing := _missing()):
+        names = " ".join(f"'{line}'" for line in missing)
+        return SourceError(f"packages that bertscope needs are not installed; pip install {names}")
+    if not is_out_of_memory(error):
+        return None
     text = one_line(" ".join(str(error).split()), limit=200)
     return WorkerError(f"memory ran out{': ' if text else ''}{text}; free memory, or raise its limit")
 

@@ -108,7 +108,9 @@ def page() -> str:
                 meanings[record[0], " ".join(record[1].split())].append(name)
     options = "| option | meaning | commands |\n|---|---|---|\n"
     for (option, meaning), names in meanings.items():
-        where = "all" if len(names) == len(commands) else ", ".join(names)
+        others = [name for name in commands if name not in names]
+        most = f"all but {', '.join(others)}" if others else "all"
+        where = most if len(others) < len(names) else ", ".join(names)
         options += f"| `{_cell(option)}` | {_cell(meaning)} | {where} |\n"
     codes = "".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES.items())
     taken_by = {
@@ -123,7 +125,8 @@ def page() -> str:
         blocks.append(f"### bertscope {name}\n\n{' '.join(summary.split())}\n\n")
         blocks += [f"{paragraph.strip()}\n\n" for paragraph in more.split("\n\n") if paragraph.strip()]
         if taken:
-            blocks.append(f"Settings: {_difference(taken, step) if name != STEP else _names(taken)}.\n\n")
+            known = f"as for `{STEP}`", step
+            blocks.append(f"Settings: {_difference(taken, *(('all', list(settings)) if name == STEP else known))}.\n\n")
         examples, title, codes_of = (command.epilog or "").partition("examples:\n")[2].partition("exit codes: ")
         first = examples.splitlines()[:EXAMPLES]
         shown = "\n".join([command.get_usage(contexts[name]), "", *first, *(title + codes_of).splitlines()])
@@ -132,13 +135,13 @@ def page() -> str:
     return head + "".join(blocks).rstrip("\n") + "\n"
 
 
-def _difference(taken: list[str], step: list[str]) -> str:
-    """Return the settings of a command, as a difference from those of STEP where that is shorter."""
-    more, fewer = ([one for one in first if one not in second] for first, second in ((taken, step), (step, taken)))
+def _difference(taken: list[str], name: str, known: list[str]) -> str:
+    """Return the settings of a command, as a difference from known ones where that is shorter."""
+    more, fewer = ([one for one in first if one not in second] for first, second in ((taken, known), (known, taken)))
     if len(more) + len(fewer) >= len(taken):
         return _names(taken)
     parts = [f"{word} {_names(names)}" for word, names in (("plus", more), ("without", fewer)) if names]
-    return ", ".join([f"as for `{STEP}`", *parts])
+    return ", ".join([name, *parts])
 
 
 def _names(names: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+import bertscope
 from tests.child_server import loaded
 from tests.conftest import ROOT, run_python
 from tests.test_docs import CI, README, block, script
@@ -380,20 +382,44 @@ def test_the_wheel_holds_every_preset_and_template_and_no_test(installed):
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "presets"))]
 
 
-def test_the_long_description_is_the_readme_whose_links_are_absolute_once_there_is_a_repository(installed, monkeypatch):
+def test_the_metadata_take_authors_and_addresses_from_the_citation(installed, monkeypatch):
     (metadata,) = Path(installed["PYTHONPATH"]).glob("bertscope-*.dist-info/METADATA")
     head, _, body = metadata.read_text().partition("\n\n")
     assert "Description-Content-Type: text/markdown" in head
-    assert body == README
+    assert "\nAuthor: The bertscope authors\n" in head
+    assert ("Project-URL" in head, body) == (False, README)
     hooks = SimpleNamespace(MetadataHookInterface=object)
     monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", hooks)  # only builds install hatchling
-    absolute = script("package_readme").absolute
-    assert absolute(README, "") == README
+    hook = script("package_metadata")
+    assert hook.absolute(README, "") == README
     home = "https://github.com/OWNER/bertscope"
-    found = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", absolute(README, home))
+    found = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", hook.absolute(README, home))
     assert ("!", f"{home}/raw/HEAD/docs/step.svg") in found
     assert ("", f"{home}/blob/HEAD/docs/accuracy.md") in found
     assert all(target.startswith("https://") for _, target in found)
+    assert hook.addresses(home)["Changelog"] == f"{home}/blob/HEAD/CHANGELOG.md"
+    person = {"given-names": "Ada", "family-names": "Lovelace", "email": "ada@example.org"}
+    assert hook.people({"authors": [person]}) == [{"name": "Ada Lovelace", "email": "ada@example.org"}]
+
+
+def test_the_citation_says_what_the_package_says():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = (ROOT / "pyproject.toml").read_text()
+    assert (citation["title"], citation["version"]) == ("bertscope", bertscope.__version__)
+    assert f'description = "{citation["abstract"]}"' in project
+    assert f"keywords = {json.dumps(citation['keywords'])}" in project
+    assert f'license = "{citation["license"]}"' in project
+    assert re.search(rf"^## {citation['version']}, ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_source_archive_has_every_file_that_the_documents_link_to():
+    listed = re.findall(
+        r'"/([^"]+)"', (ROOT / "pyproject.toml").read_text().split("targets.sdist]")[1].split("[tool.pytest")[0]
+    )
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text()):
+            path = (page.parent / target).resolve().relative_to(ROOT)
+            assert path.parts[0] in listed, f"{page.name} links to {path}, which the sdist lacks"
 
 
 def test_the_installed_wheel_counts_from_any_folder(installed, tmp_path):

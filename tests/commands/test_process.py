@@ -68,6 +68,16 @@ def test_an_unexpected_error_is_one_line_that_names_it_and_exit_code_70(cli, mon
     assert "\x1b" not in result.err
 
 
+def test_a_package_that_pip_left_out_is_one_line_that_installs_it(cli, monkeypatch):
+    raising(monkeypatch, ModuleNotFoundError("No module named 'torsh'"))
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: ["torsh>=2.6", "typer>=0.26", "x; extra == 'y'"])
+    result = cli("presets")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "error: packages that bertscope needs are not installed; pip install 'torsh>=2.6'\n"
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: ["typer>=0.26"])
+    assert cli("presets").code == 70  # a file of bertscope is missing, or a package's own
+
+
 @pytest.mark.parametrize("words", [("--debug", "presets"), ("presets", "--debug"), ("presets",)])
 def test_debug_before_and_after_the_command_or_in_the_environment_shows_the_traceback(cli, monkeypatch, words):
     raising(monkeypatch, ValueError("strange"))
