@@ -28,7 +28,7 @@ from bertscope.memory.trace import (
 )
 from bertscope.reports.layer_ranges import Copies, LayerRange, Unit
 from bertscope.reports.memory import ALL_GATHER, ALL_REDUCE, BROADCAST, EVALUATING, FORWARD, OPTIMIZER
-from bertscope.settings.run_config import CPU, LOOPS, PLAIN, TRAINER, RunConfig
+from bertscope.settings.run_config import LOOPS, RunConfig
 from bertscope.settings.training import OPTIMIZERS
 
 _STACKED = ((OPTIMIZER, ALL_REDUCE), (OPTIMIZER, ALL_GATHER), (FORWARD, BROADCAST))  # norms, and DDP's buffers
@@ -134,16 +134,16 @@ class _Repetition:
         return first, last
 
     def _runs(self, changes: list[int]) -> Iterator[_Run]:
-        for _, start, stop in self.shallow.layout.phases:
-            before = None
+        for phase, start, stop in self.shallow.layout.phases:
+            before, is_forward = None, phase in (FORWARD, EVALUATING)  # a second forward pass begins at the first layer
             for unit, run in groupby(self._with_units(changes, start, stop), key=itemgetter(0)):
-                yield unit, self.shifts(unit, before), [number for _, number in run]
+                yield unit, self.shifts(unit, None if is_forward else before), [number for _, number in run]
                 before = unit if unit is not None else before
 
     def _with_units(self, changes: list[int], start: int, stop: int) -> Iterator[tuple[Unit | None, int]]:
         """Yield each event with its module's unit; outside its block's encoder; else of the event before.
 
-        A block without a unit that is freed outside all modules has none: autocast frees its weights in any order.
+        What is freed outside all modules is no event before: autocast frees its weights in any order.
         """
         unit = None
         for number in range(start, stop):
@@ -151,8 +151,8 @@ class _Repetition:
             unit_here, is_outside = self.unit(path), path != self.around
             if unit_here is None and is_outside:
                 unit_here = self.unit(self.rows[max(change, ~change)].block.path)
-            if unit_here is None and is_outside and change < 0 and not path:
-                yield None, number
+            if is_outside and change < 0 and not path:
+                yield unit_here, number
                 continue
             unit = unit if unit_here is None else unit_here
             yield unit, number
@@ -286,88 +286,18 @@ def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
     return _zeroed_between(trace) if run_config.zeroes_between and not run_config.has_gradients_before else trace
 
 
-_Order = list[tuple[int, int]]  # changes with their places
-
-
-def with_evaluation(trace: MemoryTrace, batch: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
-    """Return a training step and the evaluation after it (`step.evaluation`), of which `batch` is one batch.
-
-    The model and the optimizer state exist already.
-    """
-    kinds = list(batch.fixed().kinds)
-    inputs = [number for number in batch.held if kinds[number].block.part == "inputs"]
-    before = [number for number in batch.held if kinds[number].block.variable.startswith(PREVIOUS)]
-    left = [number for number in batch.changes if number >= 0 and kinds[number].block.variable]
-    passes = list(zip(batch.changes, batch.place_of, strict=True))
-    order = [*_allocated(inputs + before), *passes, *_freed(left + inputs)]
-    if run_config.eval_samples:
-        passes = [(change, at) for change, at in passes if ~change not in before]
-        order = _with_logits(kinds, inputs, left, passes, run_config)
-    kinds = [kind._replace(block=kind.block._replace(variable="")) for kind in kinds]
+def with_evaluation(trace: MemoryTrace, evaluation: MemoryTrace) -> MemoryTrace:
+    """Return a training step and the evaluation after it, whose model exists already."""
+    inputs = [number for number in evaluation.held if evaluation.kinds[number].block.part == "inputs"]
+    order = [*((number, -1) for number in inputs), *zip(evaluation.changes, evaluation.place_of, strict=True)]
+    order += [(~number, -1) for number in inputs]
     first, first_place = len(trace.kinds), len(trace.places) + 1
     changes = [change + first if change >= 0 else change - first for change, _ in order]
     return replace(
-        trace, kinds=trace.kinds + kinds, changes=trace.changes + changes, other_changes=trace.other_changes + changes,
-        places=[*trace.places, (EVALUATING, "", ""), *((EVALUATING, *where[1:]) for where in batch.places)],
+        trace, kinds=trace.kinds + evaluation.kinds, changes=trace.changes + changes,
+        other_changes=trace.other_changes + changes, places=[*trace.places, (EVALUATING, "", ""), *evaluation.places],
         place_of=trace.place_of + [first_place + at for _, at in order],
     )  # fmt: skip
-
-
-def _allocated(numbers: Iterable[int]) -> _Order:
-    return [(number, -1) for number in numbers]
-
-
-def _freed(numbers: Iterable[int]) -> _Order:
-    return [(~number, -1) for number in numbers]
-
-
-def _with_logits(
-    kinds: list[Kind], inputs: list[int], left: list[int], passes: _Order, run_config: RunConfig
-) -> _Order:
-    """Return the changes of all batches, whose logits stay; between the first and the last the model does not run.
-
-    A batch makes its inputs and leaves its outputs. Trainer joins the logits, and the labels, with those before.
-    """
-    last, is_trainer = run_config.eval_batches, run_config.loop == TRAINER
-    is_wider = is_trainer and run_config.autocast is not None  # accelerate has outputs in fp32
-    logits = [number for number in left if kinds[number].block.variable == "logits"]
-    rest = [number for number in left if number not in logits]
-    labels = [number for number in inputs if "label" in kinds[number].block.path] * is_trainer
-
-    @cache
-    def joined(number: int, count: int) -> int:
-        """Return the kind of the blocks of that many batches in one tensor."""
-        block, size, *_ = kinds[number]
-        size *= 2 if is_wider and block.dtype in ("bfloat16", "float16") else 1
-        if (count, size) == (1, kinds[number].size_bytes) and number in logits:
-            return number
-        kinds.append(Kind(block._replace(part="temporaries", operator=CAT, variable=""), size * count))
-        return len(kinds) - 1
-
-    def all_joined(count: int) -> list[int]:
-        return [joined(number, count) for number in logits]
-
-    following = inputs * (last > 1 and is_trainer and run_config.device == CPU)  # which its loader has during the first
-    order = _allocated(following)
-    for count in range(1, last + 1):
-        order += [*_allocated(inputs), *_freed(inputs * (count > 1))]
-        order += passes if count in (1, last) else _allocated(left)
-        order += [*_freed(following * (count == 1)), *_freed(rest * (count > 1 or run_config.loop != PLAIN))]
-        if is_wider:
-            order += [*_allocated(all_joined(1)), *_freed(logits)]
-        if is_trainer:
-            order += _freed(all_joined(1) * (count > 2))  # of the batch before
-            for number in (*logits * (count > 1), *labels):
-                order += [*_allocated([joined(number, count)]), *_freed([joined(number, count - 1)] * (count > 1))]
-    if is_trainer:
-        ends = [*all_joined(last), *all_joined(1) * (last > 1), *(joined(number, last) for number in labels)]
-        return [*order, *_freed(ends + inputs)]
-    together = all_joined(last) * (last > 1)
-    return [
-        *order,
-        *_allocated(together),
-        *_freed([*together, *logits * last, *rest * (run_config.loop == PLAIN), *inputs]),
-    ]
 
 
 def _with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:

@@ -27,16 +27,25 @@ from bertscope.memory.ranks import (
     zero_ranks,
     zero_shares,
 )
-from bertscope.memory.step import STEP_END, Loss, ModelStep, call_with_keywords, counted_model, meta_inputs, run_model
+from bertscope.memory.step import (
+    STEP_END,
+    Loss,
+    ModelStep,
+    call_with_keywords,
+    counted_model,
+    logits_of,
+    meta_inputs,
+    run_model,
+)
 from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
 from bertscope.memory.trace import LARGE_BATCH, SMALLEST, UPDATE, Collective, MemoryTrace
 from bertscope.reports.base import Note
-from bertscope.reports.memory import BROADCAST, FORWARD, OPTIMIZER, Memory, MemoryReport, Variant
+from bertscope.reports.memory import BROADCAST, EVALUATING, FORWARD, OPTIMIZER, Memory, MemoryReport, Variant
 from bertscope.settings.parallelism import MAX_WORLD_SIZE, ONE_PROCESS
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.settings.training import mini_batch
 from bertscope.sources.model_source import ModelSource, all_parameters, built_for_counting
-from bertscope.torch_access import compiled_paths, nn, torch, value_errors, without_compiler
+from bertscope.torch_access import compiled_paths, nn, torch, tree_map, value_errors, without_compiler
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.tracing.flops import step_flops
 from bertscope.tracing.inputs import inputs_for, loss_of, running, running_module
@@ -45,6 +54,7 @@ from bertscope.tracing.module_tree import read, row_paths, subject, totals
 from bertscope.tracing.repeat import RAN, LayerStack, layer_stacks, shortened
 
 _KEPT_RUNS = 16
+_VERIFIED_BATCHES = 3  # of an evaluation: the first, the last, and one between in which the model does not run
 # The peaks of compiled steps by the peaks of eager ones: measured, with one recomputation estimated (docs/memory.md).
 _ENCODERS, _LOWEST, _HIGHEST = 10, 0.6, 1.1
 
@@ -63,13 +73,15 @@ class MemoryTraces:
         """Return the step's trace, from runs of this batch."""
         if not self._repeats(run_config):
             return self._whole(run_config)
-        short, kind = self._shallow(run_config, RAN), _kind(run_config)
+        kind = _kind(run_config)
         if kind not in self.verified:
-            longer = self._repeated(short, run_config, RAN, RAN + 1)
-            self.verified[kind] = same_events(longer, self._shallow(run_config, RAN + 1))
+            samples = min(run_config.eval_samples, _VERIFIED_BATCHES * run_config.batch)
+            few = replace(run_config, eval_samples=samples)
+            longer = self._repeated(self._shallow(few, RAN), few, RAN, RAN + 1)
+            self.verified[kind] = same_events(longer, self._shallow(few, RAN + 1))
         if not self.verified[kind]:
             return self._whole(run_config)
-        return self._finished(self._repeated(short, run_config, RAN), run_config)
+        return self._finished(self._repeated(self._shallow(run_config, RAN), run_config, RAN), run_config)
 
     def scalable_trace(self, run_config: RunConfig) -> MemoryTrace | None:
         """Return a step's memory as a function of the batch; None if its events change with the batch.
@@ -132,16 +144,16 @@ class MemoryTraces:
         few = {stack.path: stack.few(units) for stack in stacks}
         run_config = replace(run_config, checkpointing=shortened(run_config.checkpointing, few))
         counts = tuple((stack.field, len(few[stack.path])) for stack in stacks)
-        return self.freed(replace(run_config, loop=FREED), counts)
+        return self.freed(_in_any_loop(run_config), counts)
 
     def _whole(self, run_config: RunConfig) -> MemoryTrace:
-        return self._finished(self.freed(replace(run_config, loop=FREED)), run_config)
+        return self._finished(self.freed(_in_any_loop(run_config)), run_config)
 
     def _finished(self, trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
         """Return the memory in the run's loop, with the update of a rank that has some of the parameters."""
         if run_config.parallelism.row.divides_optimizer:
             trace = _with_update(trace, self.parameters(_kind(run_config)), run_config)
-        return in_loop(trace, run_config)
+        return trace if run_config.evaluates_only else in_loop(trace, run_config)
 
     def _freed(self, run_config: RunConfig, counts: tuple[tuple[str, int], ...] = ()) -> MemoryTrace:
         source = self.source.with_layer_counts(dict(counts)) if counts else self.source
@@ -158,6 +170,11 @@ class MemoryTraces:
         for stack in stacks:
             trace = with_copies(trace, stack.path, stack.copies(ran, wanted))
         return replace(trace, traced_layers=sum(len(stack.few(RAN)) for stack in stacks))
+
+
+def _in_any_loop(run_config: RunConfig) -> RunConfig:
+    """Return the run whose trace `in_loop` turns into the trace in any loop; an evaluation runs in its own."""
+    return run_config if run_config.evaluates_only else replace(run_config, loop=FREED)
 
 
 def _kind(run_config: RunConfig) -> RunConfig:
@@ -256,7 +273,8 @@ def _traced(
         if meshes is not None:
             buckets = parallelize_fakes(copied, layers_of(copied, layer_path), parallelism, meshes)
         try:
-            trace = fake_run(ModelStep(copied, fake_like(batch), run_config, loss=how, buckets=buckets))
+            kind = _Evaluation if run_config.evaluates_only else ModelStep
+            trace = fake_run(kind(copied, fake_like(batch), run_config, loss=how, buckets=buckets))
             if parallelism == run_config.parallelism:
                 return trace
             calls = [(call._replace(ranks=run_config.parallelism.world_size), slope) for call, slope in trace.calls]
@@ -273,6 +291,34 @@ def _traced(
                 f"torch does not run this step with {parallelism.strategy} ({one_line(str(error), limit=160)}); choose "
                 "another optimizer, option or strategy"
             ) from None
+
+
+@dataclass
+class _Evaluation(ModelStep):
+    """An evaluation only, in whose batches between the first and the last the model does not run."""
+
+    predictions: int = 0
+    logits: tuple[tuple[torch.Size, torch.dtype], ...] = ()
+
+    def _loop(self, run_config: RunConfig) -> Iterator[str]:
+        self.held_out = lambda: self.inputs
+        while True:
+            self.predictions = 0
+            yield EVALUATING
+            self.evaluate()
+            yield STEP_END
+
+    def predict(self, batch: dict[str, Any]) -> Any:
+        self.predictions += 1
+        last = self.run_config.eval_batches
+        if self.predictions not in (1, last):
+            return [torch.empty(shape, dtype=dtype) for shape, dtype in self.logits]
+        waits = self.run_config.waiting_batches > 0 and self.predictions < last
+        following = tree_map(torch.empty_like, batch) if waits else None  # which Trainer's data loader has
+        output = super().predict(batch)
+        del following
+        self.logits = tuple((part.shape, part.dtype) for part in logits_of(self.called, output))
+        return output
 
 
 def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:

@@ -139,10 +139,9 @@ class Simulator:
     def is_kept(self, run_config: RunConfig, threads: int) -> bool:
         """Return True if the cache has all that a row of a sweep needs of a run."""
         needed = [("facts", _plain(run_config)), ("flops", _counted(run_config))]
-        evaluations = [run_config.evaluation] if run_config.eval_batch else []
-        for run in (run_config.changed(eval_batch=None), *evaluations):
-            run = replace(run, batch=min(run.batch, SMALLEST))
-            needed.append(("scalable_trace" if run.batch == SMALLEST else "trace", run))
+        needed += [("trace", run_config.evaluation)] if run_config.eval_batch else []
+        run = replace(run_config.changed(eval_batch=None), batch=min(run_config.batch, SMALLEST))
+        needed.append(("scalable_trace" if run.batch == SMALLEST else "trace", run))
         return all(is_saved(name, self.source, run, threads) for name, run in needed)
 
     def _trace(self, run_config: RunConfig) -> MemoryTrace:
@@ -161,9 +160,9 @@ class Simulator:
 
     def _saved(self, kind: str, run_config: RunConfig) -> Any:
         """Return what is in the cache, else what runs on fake tensors give; only these import torch."""
-        if run_config.eval_batch:
+        if run_config.eval_batch and not run_config.evaluates_only:
             training = self._saved(kind, run_config.changed(eval_batch=None))
-            return training and with_evaluation(training, self.trace(run_config.evaluation), run_config)
+            return training and with_evaluation(training, self._known("trace", run_config.evaluation))
         return saved(kind, self.source, run_config, lambda: getattr(self.traces, kind)(run_config), *_FORMS[kind])
 
     def scalable_trace(self, run_config: RunConfig) -> MemoryTrace | None:

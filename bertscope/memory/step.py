@@ -19,7 +19,6 @@ from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import (
     CUDA,
-    EVALUATION,
     FLASH_KERNELS,
     INFERENCE,
     PLAIN,
@@ -258,13 +257,8 @@ class ModelStep:
             return nullcontext()
         numbers = count()
         return self.called.register_forward_hook(
-            lambda module, args, output: self._assign_outputs(output, next(numbers))
+            lambda module, args, output: self.assign("output", output, next(numbers))
         )
-
-    def _assign_outputs(self, output: Any, number: int) -> None:
-        if self.run_config.mode == EVALUATION:
-            self.assign("logits", logits_of(self.model, output))
-        self.assign("output", output, number)
 
     def assign(self, name: str, value: Any, number: int = 0) -> None:
         """Assign an output to its variable, if the loop has one; the loss is a variable of `training_loop`."""
@@ -273,9 +267,11 @@ class ModelStep:
 
     def evaluate(self) -> None:
         """Evaluate on held-out inputs."""
-        is_own = self.run_config.loss == MODEL
-        predict = (lambda batch: self.called(**batch)) if is_own else partial(self.loss, self.called)
-        evaluation(self.run_config, self.called, self.held_out, predict, self.device)
+        evaluation(self.run_config, self.called, self.held_out, self.predict, self.device)
+
+    def predict(self, batch: dict[str, Any]) -> Any:
+        """Return the model's output for a held-out batch, or its loss if that is not the model's own."""
+        return self.called(**batch) if self.run_config.loss == MODEL else self.loss(self.called, batch)
 
     def sync_gradients(self, is_synced: bool) -> None:
         """Have the ranks average the gradients of the next backward pass, or add them up first."""

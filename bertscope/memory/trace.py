@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from bertscope.memory.kernel_rules import RULES
 from bertscope.reports.json import NUMBER, checked
-from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
+from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER, RECOMPUTE
 from bertscope.reports.step import Parts
 
 SMALLEST, LARGE_BATCH = 2, 2 + 1019  # the recorded batches; some operators treat a batch of 1 differently
@@ -454,7 +454,7 @@ class MemoryTrace:
 
 
 _MOST_SAVED = 500_000  # events; cache.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
-_PHASES = frozenset((FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER))
+_PHASES = frozenset((FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, EVALUATING))
 _SLOPES, _NUMBERS, _CHANGES = range(-(2**62), 2**62), range(2**31), range(-(2**31), 2**31)
 _FORM = (
     [(frozenset(PARTS), str, str, [NUMBER], str, bool, str, str, NUMBER, _SLOPES, [_SLOPES])],

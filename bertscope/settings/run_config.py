@@ -67,7 +67,7 @@ MARGIN = 0.05  # other processes, a desktop, and what an estimate leaves out nee
 _TIMED_SECONDS = 15.0  # of all timed steps
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 # The loops, and what lives in them until the next forward has returned.
-LOOPS = {PLAIN: ("logits", "output", "loss"), TRAINER: ("loss",), FREED: (), LIGHTNING: ()}
+LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: (), LIGHTNING: ()}
 FOREACH_FROM = (2, 0)  # the optimizers' choice on CUDA (torch.optim, release notes)
 _OF_TRAINING = {"mode": partial(eq, TRAINING)}
 _WITH_LOSS = {"mode": (TRAINING, EVALUATION).__contains__}
@@ -262,6 +262,7 @@ class RunConfig(Settings):
     )
     # fmt: on
     parallelism: Parallelism = ONE_PROCESS
+    evaluates_only: bool = False  # after its training, which is another run; no option sets it
     gpu_threads: int = 0  # that the GPU of the run computes at once, which no option sets; 0: this machine's, or any
 
     @property
@@ -297,13 +298,13 @@ class RunConfig(Settings):
     @property
     def is_eval(self) -> bool:
         """Return True if the model is in eval mode, and nothing has a gradient."""
-        return self.mode in (INFERENCE, EVALUATION)
+        return self.evaluates_only or self.mode in (INFERENCE, EVALUATION)
 
     @property
     def evaluation(self) -> RunConfig:
-        """Return the run of one batch of the evaluation; with logits that stay its outputs live at its end."""
-        loop = PLAIN if self.eval_samples else self.loop
-        return self.changed(mode=EVALUATION, batch=self.eval_batch, loop=loop)
+        """Return the run of the evaluation alone."""
+        return self.changed(batch=self.eval_batch, optimizer=NO_OPTIMIZER, accumulate=1, keep_gradients=False,
+                            checkpointing=NONE, evaluates_only=True)  # fmt: skip
 
     @property
     def eval_batches(self) -> int:

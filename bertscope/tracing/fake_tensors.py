@@ -219,9 +219,9 @@ class OperatorResults:
         return tuple(outputs) if is_tuple else outputs[0]
 
     def _run_each(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of any other operator; of one on a list of plain tensors that of one after the other.
+        """Return the result of any other operator; on a list of plain tensors without running it.
 
-        Such an operator in place makes no tensor and changes no layout.
+        An operator for each makes no tensor and changes no layout if it is in place.
         """
         name = operator_name(operator)
         if name.startswith("_foreach_") and args and args[0] and all(map(self.is_plain, args[0])):
@@ -230,6 +230,12 @@ class OperatorResults:
             of_one = getattr(torch.ops.aten, name.removeprefix("_foreach_"), None)
             if of_one is not None and len(args) == 1 and not kwargs:
                 return [self.run(of_one.default, (tensor,), {}) for tensor in args[0]]
+        if operator is torch.ops.aten.cat.default and len(args) == 1 and all(map(self.is_plain, args[0])):
+            first = args[0][0]
+            rows = [(part.shape[1:], part.dtype, part.is_contiguous()) for part in args[0]]
+            if first.dim() and set(rows) == {(first.shape[1:], first.dtype, True)}:
+                shape = (sum(map(len, args[0])), *first.shape[1:])
+                return fake_tensor_as(first, shape, first.stride(), first.dtype, 0, shares=False)
         return operator(*args, **kwargs)
 
     def _key(self, operator: Any, args: Any, kwargs: Any) -> Hashable:
