@@ -79,6 +79,21 @@ def _length(value: Any, keys: Mapping[str, Any]) -> Fields:
     return {"seq": whole_number(value, keys)}
 
 
+_HELD_OUT = ("val_set_size", "test_datasets", "eval_strategy", "evaluation_strategy", "eval_steps", "eval_batch_size")
+
+
+def _held_out(value: Any, keys: Mapping[str, Any]) -> Fields:
+    """Return the evaluation of axolotl: of held-out data, in the batches of the training unless a key says another.
+
+    Sources: core/builders/base.py and normalize_config in utils/config/__init__.py.
+    """
+    has_data = any(keys.get(name) for name in _HELD_OUT[:2])
+    if not has_data or ("no" in (keys.get(name) for name in _HELD_OUT[2:4]) and not keys.get("eval_steps")):
+        return {}
+    size = keys.get("eval_batch_size") or keys.get("per_device_train_batch_size")
+    return {"eval_batch": 1 if size is None else whole_number(size, keys)}
+
+
 # What a file of a format sets beside the keys of training_keys.yaml. axolotl loads the weights in the dtype in which it
 # computes; LLaMA-Factory recomputes layers unless the file says otherwise (model/model_utils/checkpointing.py).
 _OWN: dict[str, dict[str, Any]] = {
@@ -89,7 +104,8 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "axolotl": {
         "rules": {"sequence_len": _length, BF16.name: _when((True, "auto", "full", "true"), precision=BF16.name),
-                  FP16.name: _when((True, "true"), precision=f"{AUTOCAST}{FP16.name}")},
+                  FP16.name: _when((True, "true"), precision=f"{AUTOCAST}{FP16.name}"),
+                  **dict.fromkeys(_HELD_OUT, _held_out)},
         "fields": {"loop": TRAINER, "batch": 1}, "skips_null": True, "offloads": True,
     },
     "TrainingArguments": {"fields": {"loop": TRAINER}},

@@ -240,6 +240,31 @@ def test_a_file_of_another_trainer_is_read_by_its_own_words(tmp_path, name):
     assert keys(file.unknown) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "batch"),
+    [
+        ("val_set_size: 0.1\n", 4),
+        ("val_set_size: 0.1\neval_batch_size: 16\n", 16),
+        ("test_datasets: [{path: x}]\n", 4),
+        ("val_set_size: 0\neval_batch_size: 16\neval_strategy: steps\n", None),
+        ("val_set_size: 0.1\neval_strategy: 'no'\n", None),
+        ("eval_steps: 10\n", None),
+    ],
+)
+def test_axolotl_evaluates_held_out_data_in_its_own_batch(tmp_path, words, batch):
+    (tmp_path / "train.yaml").write_text(f"micro_batch_size: 4\n{words}")
+    assert read_training_file(tmp_path / "train.yaml").fields.get("eval_batch") == batch
+
+
+@pytest.mark.parametrize(
+    ("words", "batch"),
+    [("", None), ("eval_strategy: steps\n", 8), ("eval_strategy: steps\nper_device_eval_batch_size: 1\n", 1)],
+)
+def test_llama_factory_evaluates_only_with_a_strategy(tmp_path, words, batch):
+    (tmp_path / "train.yaml").write_text(f"finetuning_type: full\nval_size: 0.1\n{words}")
+    assert read_training_file(tmp_path / "train.yaml").fields.get("eval_batch") == batch
+
+
 def test_offloaded_checkpointing_is_taken_as_full(tmp_path):
     (tmp_path / "train.yml").write_text("micro_batch_size: 2\ngradient_checkpointing: offload\n")
     assert read_training_file(tmp_path / "train.yml").fields["checkpointing"] == "full"
