@@ -29,6 +29,7 @@ from bertscope.settings.training import LEANER
 from bertscope.sources.find import Model, source_of
 from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import ModelSource
+from bertscope.sources.prices import Prices, read_prices
 from bertscope.units import FP32
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class ModelRequest:
         self.run = self.runs[0]
         self.calibration = calibration_for(self.limit, self.run)
         self.gpu = _gpu_for(self.limit, self.calibration)
+        self.prices = read_prices(self.limit.price) if self.limit.price else Prices({})
 
     @classmethod
     def of(cls, request: Request, source: ModelSource, **defaults: Any) -> ModelRequest:
@@ -78,7 +80,13 @@ class ModelRequest:
             from bertscope.memory.step_time import Timer
 
             calibration = self.calibration.report if self.calibration else None
-            simulator.timer = Timer(gpu=self.gpu, calibration=calibration, sequences=self.limit.sequences)
+            simulator.timer = Timer(
+                gpu=self.gpu,
+                calibration=calibration,
+                sequences=self.limit.sequences,
+                hour_price=self.prices.hours.get(self.gpu.name),
+                currency=self.prices.currency,
+            )
         return simulator
 
     def finished(
@@ -405,7 +413,7 @@ def fits(
             is_given = short == longer
         report = replace(report, length_given=is_given)
         reports.append(work.finished(report, report.rows, searched="batch"))
-    return tuple(reports)
+    return tuple(sorted(reports, key=lambda report: min(row.epoch_cost for row in report.rows)))
 
 
 def _without_ranks(request: Request, batch: int | None) -> Request:
@@ -524,13 +532,15 @@ def lengths(
     tensors = requests.inputs_of(inputs, settings)
     request = requests.request_of("lengths", model, settings)
     source = source_of(request.subject, name=name, inputs=requests.batched(tensors, has_length=True))
-    work = ModelRequest.of(request, source, **({} if tensors is None else {"batch": requests.batch_of(tensors)}))
+    counts = read_lengths(lengths, field=field, tokenizer=tokenizer)
+    usual: dict[str, Any] = {"sequences": sum(counts.values())}
+    usual |= {} if tensors is None else {"batch": requests.batch_of(tensors)}
+    work = ModelRequest.of(request, source, **usual)
     if len(work.runs) > 1:
         raise SelectionError("lengths are for one run; give one value of each setting")
     simulator = work.simulator(is_limited=search)
     if search and tokens_per_batch:
         raise SelectionError(f"the search finds the tokens of a batch; leave {name_of('tokens_per_batch')} out")
-    counts = read_lengths(lengths, field=field, tokenizer=tokenizer)
     most = requests.default_length(request, source, max(counts)).get("seq", work.run.seq)
     cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
     data, run = epochs.Data(cut), for_gpu(work.run, work.gpu)

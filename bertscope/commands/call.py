@@ -40,7 +40,8 @@ MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50
 HEADED = ("estimate", "profile", "fit", "flops", "report")  # commands in which a project may choose the class of a BERT
 _COMPARED = ("batch", "seq", "precision", "checkpointing", "gpu")  # by any command
 _MARK = b"[tool.bertscope]"
-_OUTPUTS = ("fmt", "output", "verbose", "rows", "emit", "others", "batch_total", "may_change", "time", "sequences")
+_OUTPUTS = ("fmt", "output", "verbose", "rows", "emit", "others", "batch_total", "may_change", "time", "sequences",
+            "price")  # fmt: skip
 _OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")
 _STDOUT = Path("-")
 Result = TypeVar("Result")

@@ -272,7 +272,7 @@ class LengthSteps:
         time = self.simulator.timer.time(self.simulator, run) if self.simulator.timer else None
         if time is None:
             return None
-        return replace(time, epoch=time.step.times(row.epoch_flops * run.accumulate / self.simulator.flops(run)))
+        return time.over(row.epoch_flops * run.accumulate / self.simulator.flops(run))
 
     def table(self) -> Iterator[LengthBatch]:
         """Yield the largest batch for the lengths up to each one that ran."""

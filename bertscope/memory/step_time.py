@@ -106,6 +106,8 @@ class Timer:
     gpu: Gpu
     calibration: CalibrationReport | None
     sequences: int | None = None  # of an epoch
+    hour_price: float | None = None
+    currency: str = ""
 
     def byte_flops(self, run_config: RunConfig) -> float:
         """Return the FLOPs of products that take as long as moving a byte; 0 if they were not measured."""
@@ -123,7 +125,8 @@ class Timer:
             time = predicted(simulator.source, run_config, rates, self.gpu)
         if time is None or not self.sequences:
             return time
-        return replace(time, epoch=time.step.times(-(-self.sequences // (run_config.batch * run_config.accumulate))))
+        priced = replace(time, hour_price=self.hour_price, currency=self.currency)
+        return priced.over(-(-self.sequences // (run_config.batch * run_config.accumulate)))
 
 
 def _sum(one: CardWork, other: CardWork, times: int = 1) -> CardWork:

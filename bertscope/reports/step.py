@@ -6,8 +6,8 @@ Every row of a report that is about a step has one StepCost. No other record has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
-from math import ceil
+from dataclasses import field, replace
+from math import ceil, inf
 
 from bertscope.frozen import Record
 
@@ -82,6 +82,10 @@ class StepTime(Record):
 
     step: TimeRange
     epoch: TimeRange | None = None  # of --sequences, or of the lengths
+    hour_price: float | None = None  # of the GPU, from the user
+    currency: str = ""
+    epoch_cost_low: float | None = None
+    epoch_cost_high: float | None = None
     tokens_per_second: float | None = None  # None by a data sheet, as all that follows
     flops: int | None = None
     flops_per_second: float | None = None
@@ -93,6 +97,12 @@ class StepTime(Record):
     def is_predicted(self) -> bool:
         """Return True if a calibration predicts the time, False for the range of a data sheet."""
         return self.tokens_per_second is not None
+
+    def over(self, steps: float) -> StepTime:
+        """Return the same with the time of an epoch with that many steps, and with its cost at the price of an hour."""
+        epoch, price = self.step.times(steps), self.hour_price
+        low, high = (None if price is None else price * end / 3600 for end in (epoch.low_seconds, epoch.high_seconds))
+        return replace(self, epoch=epoch, epoch_cost_low=low, epoch_cost_high=high)
 
 
 class StepCost(Record):
@@ -206,3 +216,9 @@ class CostRow(Record):
     def fits(self) -> bool:
         """Return True if the step fits for certain."""
         return self.cost.verdict == YES
+
+    @property
+    def epoch_cost(self) -> float:
+        """Return the lowest cost of an epoch; infinite where it is not known, or the step does not fit."""
+        low = self.cost.time.epoch_cost_low if self.cost.time else None
+        return inf if low is None or not self.fits else low

@@ -98,6 +98,7 @@ class FitSettings(Files, total=False):
     margin: float
     time: bool
     sequences: int | None
+    price: str
     calibration: bool | str
 
 

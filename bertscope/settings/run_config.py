@@ -13,7 +13,7 @@ from importlib.metadata import version
 from operator import eq, ne
 from typing import Any, NamedTuple
 
-from bertscope.gpus import GPUS, find_gpu
+from bertscope.gpus import GPUS, find_gpu, typed_prices
 from bertscope.settings.checkpointing import (
     CHEAPEST_FIRST,
     COMPARED,
@@ -96,6 +96,13 @@ def _version_text(text: str) -> str:
 def installed_torch() -> str:
     """Return the version of the installed torch, such as 2.13."""
     return ".".join(version("torch").split(".")[:2])
+
+
+def _prices(text: str) -> str:
+    """Return prices, or the path of their file, if it can be one."""
+    if "=" in text:
+        typed_prices(text)
+    return text
 
 
 def _takes(argument: str, optimizer: str) -> bool:
@@ -374,6 +381,10 @@ class Limit(Settings):
         None, "The number of sequences in an epoch, to show its time.", kind=int, section="gpu", low=1, below=2**40,
         metavar="N", concerns={"time": bool},
     )
+    price: str = row(
+        "", "The price of an hour of each GPU, such as t4=0.35,l4=0.71, or a YAML file, to show the cost of an epoch.",
+        section="gpu", metavar="PRICES", convert=_prices, concerns={"sequences": bool}, implies={"time": True},
+    )
     calibration: bool | str = row(
         True, "A calibration of the GPU from 'bertscope profile --save'. The one in the user's folder is the default.",
         section="gpu", or_file=True, metavar="FILE", implies={"device": CUDA},
@@ -478,7 +489,7 @@ class Question(NamedTuple):
 
 
 _BATCH = {"batch": 8}  # checkpointing pays from batch 4 on
-_TIME = ("time", "sequences")
+_TIME = ("time", "sequences", "price")
 _FIT = Question(compared=("seq", "precision", "checkpointing", "gpu"), usual={
     "precision": "fp32 and autocast-bf16, on GPUs before Ampere autocast-fp16",
     "checkpointing": f"{CHEAPEST_FIRST}, or those that the model takes",

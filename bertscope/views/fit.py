@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from math import isfinite
 from operator import attrgetter
 from typing import Any
 
@@ -204,6 +205,8 @@ def _compared_notes(reports: Sequence[FitReport]) -> Iterator[str]:
     common = common_notes((report.gpu.name if report.gpu else "", [*notes(report)]) for report in reports)
     names = tuple(f"{report.gpu.name}: " for report in reports if report.gpu)
     yield from (note for note in common if not note.startswith(names))
+    if isfinite(reports[0].rows[0].epoch_cost):
+        yield "Costs are hours by your prices. Where ranges overlap, another order is possible."
     for report in reports:
         low, high = report.rows[0].cost.context.low_bytes, report.rows[0].cost.context.high_bytes
         if report.gpu:
@@ -247,7 +250,9 @@ def _at(report: FitReport, seq: int) -> str:
 
 
 def _compared_table(report: FitReport) -> Table:
-    best = [best_row(report, seq) for seq in dict.fromkeys(row.seq for row in report.rows)]
+    by_seq = [[row for row in report.rows if row.seq == seq] for seq in dict.fromkeys(row.seq for row in report.rows)]
+    least = [min(rows, key=attrgetter("epoch_cost")) for rows in by_seq]
+    best = [row if isfinite(row.epoch_cost) else best_row(report, row.seq) for row in least]
     answer = Column("answer", step.verdict_text, shown=report.batch_total is None).of("cost")
     memory = number("memory", "cost.limit_bytes", bytes_text, csv=())
     return Table([answer, memory, *(column for column in columns(report) if column.title != "fits")], best)
@@ -257,6 +262,12 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
     """Return the answers, such as `Largest batch: 8 on t4, 64 on a10`, as many as a line has room for."""
     first, pairs = reports[0], [(_answering_row(report), report.gpu.name if report.gpu else "") for report in reports]
     batch = first.batch_total or first.asked_batch
+    cheapest = [
+        (min(report.rows, key=attrgetter("epoch_cost")), name) for report, (_, name) in zip(reports, pairs, strict=True)
+    ]
+    if isfinite(cheapest[0][0].epoch_cost):
+        costs = [f"{name}, {step.money_text(row.cost.time)}" for row, name in cheapest if isfinite(row.epoch_cost)]
+        return step.line_of(f"Cheapest epoch: {costs[0]}", *((f"; {text}", -n) for n, text in enumerate(costs[1:], 1)))
     if batch:
         names: dict[str, list[str]] = {YES: [], UNCERTAIN: [], NO: []}
         for row, name in pairs:

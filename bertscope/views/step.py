@@ -12,7 +12,7 @@ from typing import Any
 
 from bertscope.errors import named, one_line
 from bertscope.reports.memory import EVALUATING, Variant
-from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, RunHistory, StepCost, TimeRange
+from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, RunHistory, StepCost, StepTime, TimeRange
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
@@ -38,9 +38,20 @@ WIDE, VERBOSE = 1, 2  # a column that is left out of a wide table without -v; on
 def time_text(span: TimeRange) -> str:
     """Return a time with three digits, or a range with two: `2.05 h`, `66 to 140 ms`."""
     unit, seconds = next((row for row in _UNITS if span.low_seconds >= row[1]), _UNITS[-1])
-    digits = 2 if span.low_seconds < span.high_seconds else 3
-    low, high = (f"{float(f'{end / seconds:.{digits}g}'):,g}" for end in (span.low_seconds, span.high_seconds))
-    return f"{f'{low} to {high}' if low != high else low} {unit}"
+    return f"{_digits(span.low_seconds / seconds, span.high_seconds / seconds)} {unit}"
+
+
+def _digits(low: float, high: float) -> str:
+    """Return a number with three digits, or a range with two."""
+    first, last = (f"{float(f'{end:.{2 if low < high else 3}g}'):,g}" for end in (low, high))
+    return f"{first} to {last}" if first != last else first
+
+
+def money_text(time: StepTime | None) -> str:
+    """Return what an epoch costs: `1.9 to 4 USD`."""
+    if time is None or time.epoch_cost_low is None or time.epoch_cost_high is None:
+        return ""
+    return f"{_digits(time.epoch_cost_low, time.epoch_cost_high)} {time.currency}".rstrip()
 
 
 def range_text(low: int, high: int) -> str:
@@ -109,6 +120,15 @@ COST_COLUMNS = (
     number("tokens per second", "tokens_per_second", "{:,.0f}".format, of="time"),
     number("MFU", "mfu", share_text, of="time"),
     number("time of an epoch", "epoch", time_text, of="time", csv=["epoch.low_seconds", "epoch.high_seconds"]),
+    Column(
+        "cost of an epoch",
+        money_text,
+        {
+            **values("epoch_cost_low", "epoch_cost_high", "hour_price"),
+            "currency": lambda time: time.currency or None,
+        },
+        right=True,
+    ).of("time"),
 )
 
 
@@ -188,7 +208,10 @@ def line_of(*facts: Fact) -> str:
 def step_time(cost: StepCost) -> str:
     """Return `, 412 ms a step`; nothing without a time."""
     time = cost.time
-    return f", {time_text(time.step)} a step{'' if time.is_predicted else ' (data sheet)'}" if time else ""
+    if time is None:
+        return ""
+    money = f", {money_text(time)} an epoch" if money_text(time) else ""
+    return f", {time_text(time.step)} a step{money}{'' if time.is_predicted else ' (data sheet)'}"
 
 
 def on_gpu(cost: StepCost) -> str:

@@ -21,7 +21,7 @@ from bertscope.calibrations import (
     read_calibration,
     user_folder,
 )
-from bertscope.errors import SourceError
+from bertscope.errors import BertscopeWarning, SourceError
 from bertscope.gpus import find_device, find_gpu, peak_flops
 from bertscope.measure import profile
 from bertscope.measure import profile_worker as measuring
@@ -442,6 +442,59 @@ def test_without_a_calibration_the_time_of_a_step_is_a_range_of_the_data_sheet(c
     several = cli("estimate", "bert-base-uncased", "bert-tiny", *options, "--format", "csv").out.splitlines()
     assert "step_low_seconds,step_high_seconds" in several[0]
     assert cli("estimate", "bert-tiny", "--gpu", "t4", "--sequences", "1000").code == 2  # without --time
+
+
+PRICES = """date: 2020-02-02
+currency: USD
+prices:
+  t4: 0.36
+  NVIDIA L4: 0.72
+"""
+
+
+def test_an_epoch_costs_its_hours_by_the_price_and_the_cheapest_gpu_is_first(cli, home, tmp_path):
+    """By hand: a second of an hour at 0.36 costs 0.0001."""
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    run = {"batch": 32, "seq": 64, "precision": "fp32", "checkpointing": "none", "sequences": 3200}
+    with pytest.warns(BertscopeWarning, match=r"the prices in .*prices.yaml are \d,\d\d\d days old"):
+        known = bertscope.fits("bert-base-uncased", gpu="a10g,l4,t4", price=str(tmp_path / "prices.yaml"), **run)
+    times = {report.gpu.name: report.rows[0].cost.time for report in known}
+    assert list(times) == sorted(times, key=lambda name: times[name].epoch_cost_low if times[name] else 9)
+    assert times["a10g"] is None  # without published rates nothing is made up
+    assert times["t4"].epoch_cost_low == pytest.approx(100 * times["t4"].step.low_seconds * 0.0001)
+    assert times["l4"].epoch_cost_high == pytest.approx(100 * times["l4"].step.high_seconds * 0.0002)
+    words = ("fit", "bert-base-uncased", "--gpu", "a10g,l4,t4", "--price", "t4=0.36", "--batch", "32", "--seq", "64",
+             "--precision", "fp32", "--checkpointing", "none", "--sequences", "3200")  # fmt: skip
+    printed = cli(*words).out
+    assert re.match(r"Cheapest epoch: t4, [\d.]+ to [\d.]+\.\n", printed)  # l4 has no price
+    assert "cost of an epoch" in printed
+    step = ("estimate", "bert-base-uncased", "--gpu", "t4", "--batch", "16", "--seq", "64", "--price", "t4=1")
+    assert cli(*step).err.startswith("error: --price has no effect without --sequences")
+    assert "cost of an epoch" in cli(*step, "--sequences", "100").out
+    (tmp_path / "lengths.txt").write_text("64\n128\n" * 32)
+    assert "cost of an epoch" in cli(*step, "--lengths", tmp_path / "lengths.txt").out
+
+
+BROKEN = {
+    "prices: {t4: 1}\n": "prices.yaml:1: lacks date",
+    "date: 2026-01-01\n": "prices.yaml:1: lacks prices",
+    "date: soon\nprices: {t4: 1}\n": "prices.yaml:1: date must be the day of the prices",
+    "date: 2026-01-01\nprices: {t4: 0}\n": "prices.yaml:2: t4 must be the price of an hour, a number above 0",
+    "date: 2026-01-01\nprices: {t44: 1}\n": "no GPU is known as 't44'",
+    "date: 2026-01-01\nprices: [1]\n": "prices.yaml:2: prices must hold 'key: value' lines",
+    "date: 2026-01-01\nprices: {t4: .inf}\n": "a number above 0",
+    "date: 2026-01-01\nprices: {t4: !!python/object/apply:os.system [touch x]}\n": "prices.yaml:2: ",
+    "date: 2026-01-01\ncost: 1\nprices: {t4: 1}\n": "unknown key 'cost' in a file of prices",
+    "date: 2026-01-01\ncurrency: [1]\nprices: {t4: 1}\n": "currency must be a short word",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_broken_file_of_prices_is_one_line(cli, tmp_path, text):
+    (tmp_path / "prices.yaml").write_text(text)
+    done = cli("estimate", "bert-tiny", "--gpu", "t4", "--sequences", "9", "--price", tmp_path / "prices.yaml")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert BROKEN[text] in done.err
 
 
 def test_plan_shows_the_time_of_each_plan_on_a_calibrated_card_without_being_asked(cli, stored):
