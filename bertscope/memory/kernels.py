@@ -35,6 +35,9 @@ _BLOCK, _LOCK_BYTES = 64, 16
 _MOST_FLASH_WIDTH, _MOST_CUDNN_WIDTH = 256, 128  # of a head
 _CUDNN_BYTES = 256  # of each call of its attention, as measured
 _SUM_BYTES = 4  # of a sum of numbers in 16 bits
+# The first version whose flash kernel gives its result the layout of the query; before, the result is packed by tokens
+# (mha_fwd of fmha_api.cpp in torch 2.0 and 2.1, csrc/flash_attn/flash_api.cpp from 2.2 on).
+_FLASH_2_FROM = (2, 2)
 _ALIGNMENT = 8  # of a flash kernel's head size, and of an efficient kernel's mask
 # Kernel -> number of its first operands that it calls contiguous() on.
 _WANT_ORDER = {
@@ -214,11 +217,13 @@ def kernel_for(
     return wanted if wanted != "auto" else next(name for name, can in can_run.items() if can)
 
 
-def attention(chosen: Callable[[torch.dtype], str], device: str = "cpu") -> Callable[..., torch.Tensor]:
+def attention(
+    chosen: Callable[[torch.dtype], str], device: str = "cpu", *, packs: bool = False
+) -> Callable[..., torch.Tensor]:
     """Return a replacement of torch.nn.functional.scaled_dot_product_attention that dispatches CUDA's kernels.
 
     `chosen` returns the kernel that is requested for a query dtype. Tensors on another device type than `device` go to
-    torch's own function.
+    torch's own function. If flash attention packs its result by tokens, as the memory-efficient kernel does, that runs.
     """
     original = torch.nn.functional.scaled_dot_product_attention
 
@@ -240,6 +245,7 @@ def attention(chosen: Callable[[torch.dtype], str], device: str = "cpu") -> Call
         mask = None if attn_mask is None else attn_mask.to(query.dtype)
         with torch.autocast(device, enabled=False):
             kernel = kernel_for(query, key, value, mask, chosen(query.dtype))
+            kernel = "efficient" if packs and kernel == "flash" else kernel
             root = 1 / sqrt(query.shape[-1]) if scale is None else scale
             run_kernel = _math if kernel == "math" else partial(_fused, kernel)
             out: torch.Tensor = run_kernel(query, key, value, mask, dropout_p, is_causal, root)
@@ -323,7 +329,9 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
     functional = torch.nn.functional
     new = {
         "dropout": _dropout(functional.dropout),
-        "scaled_dot_product_attention": attention(always(run_config.sdpa_kernel)),
+        "scaled_dot_product_attention": attention(
+            always(run_config.sdpa_kernel), packs=run_config.torch_version < _FLASH_2_FROM
+        ),
     }
     original = {name: getattr(functional, name) for name in new}
     library = torch.library.Library("aten", "IMPL")

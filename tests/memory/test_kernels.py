@@ -321,6 +321,14 @@ def test_the_math_kernel_keeps_the_scores_with_and_without_dropout_and_masks_of_
     assert scores == ([("bool", size), ("float32", 4 * size), ("float32", 4 * size)] if p else [("float32", 4 * size)])
 
 
+@pytest.mark.parametrize(("version", "is_packed"), [("2.1", True), ("2.2", False)])
+def test_flash_attention_packs_its_result_by_tokens_before_torch_2_2(version, is_packed):
+    with FakeTensorMode(), kernels.cuda_semantics(RunConfig(device="cuda", torch=version)):
+        query = torch.empty(30, 2, 4, 16, dtype=torch.bfloat16).permute(1, 2, 0, 3)  # (batch, heads, seq, head size)
+        out = nn.functional.scaled_dot_product_attention(query, query, query)
+    assert (out.transpose(1, 2).is_contiguous(), out.stride() == query.stride()) == (is_packed, not is_packed)
+
+
 def test_a_mask_whose_rows_are_not_aligned_is_filled_up_for_the_efficient_kernel():
     aligned, odd = (on_cuda(Attention(masked=True), 1, length, 64).saved for length in (32, 30))
     assert (30, 32) in {row.shape for row in odd}
