@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertscope.errors import ConfigError, name_of, nearest
@@ -381,8 +381,9 @@ class Lora:
     """The settings of LoRA adapters; raises ConfigError for a value that they cannot have.
 
     `target` are the ends of the paths of the Linear layers that get an adapter, in complete parts (`query`,
-    `attention.output.dense`), or `all-linear`. `save` are the ends of the paths of modules that are copied and trained
-    completely. `bias` names the other biases that are trained; `rslora` scales by alpha / sqrt(r) instead of alpha / r.
+    `attention.output.dense`), or `all-linear`; by default those that peft takes for the family. `save` are the ends of
+    the paths of modules that are copied and trained completely. `bias` names the other biases that are trained;
+    `rslora` scales by alpha / sqrt(r) instead of alpha / r.
 
     Source: Hu et al. 2021, arXiv:2106.09685; peft 0.12.0, `LoraConfig`, whose defaults these are.
 
@@ -394,7 +395,7 @@ class Lora:
     r: int = rule(8, least=1, most=MAX_DIMENSION)
     alpha: float = rule(8.0, least=0, most=100_000)
     dropout: float = rule(0.0, least=0, most=1)
-    target: tuple[str, ...] = rule(("query", "value"))
+    target: tuple[str, ...] | None = rule(None, kind=tuple, optional=True)
     bias: str = rule("none", choices=LORA_BIASES)
     rslora: bool = rule(False)
     save: tuple[str, ...] = rule(())
@@ -403,6 +404,8 @@ class Lora:
         check_fields(self, LORA_RULES, "lora ")
         for field_name in ("target", "save"):
             names = getattr(self, field_name)
+            if names is None:
+                continue
             wrong = next((name for name in names if not re.fullmatch(r"[\w.-]{1,200}", name)), None)
             if wrong is not None or (field_name == "target" and not names) or len(names) > MAX_LORA_NAMES:
                 got = f"{len(names):,} names" if wrong is None else shown_value(wrong)
@@ -420,8 +423,17 @@ class Lora:
     @property
     def has_equal_layers(self) -> bool:
         """Return True if no name has a layer's number, so that all layers get the same adapters."""
-        parts = (part for name in (*self.target, *self.save) for part in name.split("."))
+        parts = (part for name in (*(self.target or ()), *self.save) for part in name.split("."))
         return all(LayerRange.parse(part) is None for part in parts)
+
+    def of_bert(self) -> Lora:
+        """Return the settings with the target that peft has for BERT, if there is none."""
+        return replace(self, target=self.target or ("query", "value"))
+
+    def to_peft(self) -> dict[str, Any]:
+        """Return the settings under the names in an `adapter_config.json`."""
+        values = ((key, getattr(self, name)) for key, name in LORA_KEYS.items())
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values if value != ()}
 
     @classmethod
     def parse(cls, text: str) -> Lora:
@@ -444,13 +456,17 @@ class Lora:
         parts, default = [], Lora()
         for name in LORA_RULES:
             value = getattr(self, name)
-            if name in ("r", "alpha", "target") or value != getattr(default, name):
+            if name in ("r", "alpha") or value != getattr(default, name):
                 text = "+".join(value) if isinstance(value, tuple) else str(value).removesuffix(".0")
                 parts.append(f"{name}={text.lower() if isinstance(value, bool) else text}")
         return ",".join(parts)
 
 
 LORA_RULES = rules_of(Lora)
+LORA_KEYS = {  # name in an adapter_config.json -> field
+    "r": "r", "lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "target", "bias": "bias",
+    "use_rslora": "rslora", "modules_to_save": "save",
+}  # fmt: skip
 LORA_EXAMPLE = "r=8,alpha=16,dropout=0.05,target=query+value"
 MAX_LORA_NAMES = 2048  # eight in each of the 256 layers
 

@@ -82,6 +82,7 @@ LATE = {
     ("sources", "transformers_access"): "`build` of a source",
     ("sources", "<transformers>"): "the extra `transformers`",
     ("sources", "<huggingface_hub>"): "the extra `hub`",
+    ("sources", "<peft>"): "the extra `peft`",
     ("dry_run", "<torch>"): "a hook of DDP, which few scripts need",
     ("tracing", "<torch>"): "torch's flop_counter takes long to import",
     ("memory", "<torch>"): "torch's flop_counter takes long to import",

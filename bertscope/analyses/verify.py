@@ -145,7 +145,8 @@ class _ModelTensors:
         self.dtype = dtype
         self.found: dict[str, StoredTensor] = {}
         # Of a model with adapters only these and the saved modules are in a file.
-        state = model.stored() if isinstance(model, PeftModel) else model.state_dict(keep_vars=True)
+        stored = model.stored if isinstance(model, PeftModel) else vars(model).get("stored")
+        state = stored() if stored else model.state_dict(keep_vars=True)
         self.state: Mapping[str, torch.Tensor] = state
         names: dict[int, list[str]] = {}
         for name, tensor in self.state.items():

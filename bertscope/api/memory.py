@@ -489,7 +489,7 @@ def _changes(names: Iterable[str], gpu: Gpu | None) -> list[dict[str, Any]]:
         "precision": {"precision": f"{AUTOCAST}{half_precision(gpu)}"},
         **{word: {"optimizer": name} for word, name in LEANER.items()},
         "freeze": {"freeze": ("embeddings",)},
-        "lora": {"lora": LORA_EXAMPLE},
+        "lora": {"lora": LORA_EXAMPLE.partition(",target")[0]},  # with the usual target of the family
     }
     for name in names:
         if name not in known:

@@ -17,8 +17,7 @@ from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, 
 from bertscope.reports.tool import CardWork, Machine
 from bertscope.settings.rows import permits_of, with_permits
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.find import source_from_data
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, source_from_data
 
 _GROUP = Path("/sys/fs/cgroup")  # of a container, version 2
 Say = Callable[[str, Any], None]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bertscope.config import ALL_LINEAR, BertConfig, Lora
 from bertscope.errors import ConfigError, suggestion
 from bertscope.model.bert import BertPreTrainedModel
+from bertscope.model.modules import require_gradients
 from bertscope.settings.checkpointing import FULL, NONE
 
 ADAPTER = "default"  # peft's name for the first adapter
@@ -83,7 +84,7 @@ class PeftModel(nn.Module):
 
     def __init__(self, model: BertPreTrainedModel, lora: Lora) -> None:
         super().__init__()
-        self.lora = lora
+        self.lora = lora = lora.of_bert()
         _Injection(model, lora).run()
         self.base_model = LoraModel(model)
         for path, parameter in model.named_parameters():
@@ -119,9 +120,7 @@ class PeftModel(nn.Module):
         model = self.get_base_model()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs, strategy=strategy)
         if strategy != NONE:
-            model.get_input_embeddings().register_forward_hook(
-                lambda module, inputs, output: output.requires_grad_(True)
-            )
+            require_gradients(model)
 
     def stored(self) -> dict[str, Tensor]:
         """Return the tensors that peft's `save_pretrained` writes, by their names in the file."""
@@ -140,7 +139,9 @@ class _Injection:
         self.model, self.lora = model, lora
         self.paths = {module: path for path, module in model.named_modules()}
         self.linear = {path.rpartition(".")[2] for module, path in self.paths.items() if isinstance(module, nn.Linear)}
-        self.targets = set(lora.target) - {ALL_LINEAR} | (self.linear if ALL_LINEAR in lora.target else set())
+        self.targets = set(lora.target or ()) - {ALL_LINEAR} | (
+            self.linear if ALL_LINEAR in (lora.target or ()) else set()
+        )
 
     def run(self) -> None:
         """Replace the modules; raise ConfigError for a name without one."""

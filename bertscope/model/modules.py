@@ -97,6 +97,13 @@ def recompute(model: Any, strategy: str, known: Collection[str], reentrant: bool
         model.gradient_checkpointing_enable({"use_reentrant": reentrant, **options})
 
 
+def require_gradients(model: Any) -> None:
+    """Have the output of the word embeddings require a gradient, if the model has some."""
+    embeddings = getattr(model, "get_input_embeddings", None)
+    if embeddings is not None:
+        embeddings().register_forward_hook(lambda module, inputs, output: output.requires_grad_(True))
+
+
 def copied(module: nn.Module, device: str) -> nn.Module:
     """Return a copy of a module whose tensors are on a device."""
     memo: dict[int, Any] = {}

@@ -36,12 +36,17 @@ class Subject(Record):
     dtype: str  # of the bytes: "fp32", "bf16", "fp16", or "stored" for the dtypes of the parameters
     attention: str | None = None
     implementation: str | None = None  # whose: "bertscope's own", "as in transformers 4.43.4", "transformers 4.56.0"
-    lora: str | None = None  # the settings of LoRA adapters, if the model has some
+    lora: str | None = None  # the settings of LoRA adapters, or peft's type of others, if the model has some
     config: dict[str, Any] | None = None
     ignored_fields: tuple[str, ...] = ()
     torch_version: str
     bertscope_version: str
     obtained: str = "computed"  # computed, estimated or measured
+
+    @property
+    def adapters(self) -> str:
+        """Return the adapters in words, such as `LoRA r=8,alpha=16` or `IA3`; an empty text without any."""
+        return f"LoRA {self.lora}" if self.lora and "=" in self.lora else self.lora or ""
 
 
 class Note(Record):

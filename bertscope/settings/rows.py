@@ -43,12 +43,15 @@ class CodeName(str):
 def permits_of(*records: object) -> tuple[str, ...]:
     """Return the names with a permit in the fields of records, for a process that computes with the same records."""
     values = [value for record in records if record is not None for value in vars(record).values()]
-    return tuple(dict.fromkeys(str(value) for value in values if isinstance(value, CodeName)))
+    inner = permits_of(*(value for value in values if isinstance(value, Record))) if values else ()
+    return tuple(dict.fromkeys([*(str(value) for value in values if isinstance(value, CodeName)), *inner]))
 
 
 def with_permits(record: Permitted, permits: Collection[str]) -> Permitted:
     """Return another process's record; its texts among `permits` may be imported, as they may be there."""
     code: Any = {key: CodeName(value) for key, value in vars(record).items() if type(value) is str and value in permits}
+    inner = {key: with_permits(value, permits) for key, value in vars(record).items() if isinstance(value, Record)}
+    code |= {key: value for key, value in inner.items() if value is not getattr(record, key)}
     return replace(record, **code) if code else record
 
 

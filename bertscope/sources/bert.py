@@ -1,7 +1,6 @@
 """BertSource, a BERT that `bertscope.model` builds from its configuration, and the files that describe one.
 
-A peft adapter has an `adapter_config.json`, which is read as data; its base model is found by name or path. A
-preset is a YAML file with a complete configuration and expected values, each with its line:
+A preset is a YAML file with a complete configuration and expected values, each with its line:
 
 description: BERT-base, cased English
 hub_names: [google-bert/bert-base-cased]
@@ -28,23 +27,21 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertscope.config import (
-    ALL_LINEAR,
     ARCHITECTURES,
     ATTENTION_KERNELS,
-    HEADS,
     MAX_BUILT_LAYERS,
     RULES,
     BertConfig,
     Lora,
     unknown_architecture,
 )
-from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, either_of, name_of
+from bertscope.errors import BertscopeError, ConfigError, SelectionError, either_of, name_of
 from bertscope.files import Entry, read_mapping, with_places
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
@@ -281,7 +278,8 @@ class BertSource(ModelSource):
             raise ConfigError(
                 f"{self.name} has adapters already ({self.lora}); leave {name_of('lora')} out, or name its base model"
             )
-        changes: dict[str, Any] = {**options, "lora": Lora.parse(lora) if isinstance(lora, str) else lora}
+        lora = Lora.parse(lora) if isinstance(lora, str) else lora
+        changes: dict[str, Any] = {**options, "lora": lora and lora.of_bert()}
         changes.pop("attention", None)
         if attention is not None:
             changes["flash"] = attention if attention in FLASH_KERNELS else ""
@@ -438,113 +436,3 @@ def _preset_only(entries: Entries, *, permit: bool = False) -> dict[str, Any]:
         "hub_names": tuple(names),
         "expected": tuple(read_expectations(entries.get("expected"), permit=permit)),
     }
-
-
-# ---- adapters of peft ----
-
-
-ADAPTER_CONFIG = "adapter_config.json"
-_CONFIG = "config.json"
-TYPE = "peft_type"
-_LORA = "LORA"
-# The keys of an adapter_config.json that Lora has, by the name of its field. Source of all keys: peft 0.12.0.
-_FIELDS = {
-    "r": "r", "lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "target", "bias": "bias",
-    "use_rslora": "rslora", "modules_to_save": "save",
-}  # fmt: skip
-# Those of it and of later versions without effect on names, counts and memory. Any other key is refused, unless its
-# value is empty or false.
-_WITHOUT_EFFECT = {
-    TYPE, "base_model_name_or_path", "task_type", "auto_mapping", "revision", "inference_mode", "init_lora_weights",
-    "fan_in_fan_out", "layers_pattern", "megatron_core", "loftq_config", "runtime_config", "corda_config", "eva_config",
-    "peft_version", "qalora_group_size",
-}  # fmt: skip
-# The class that each task type implies, and the head that peft then saves; `score` is the head of other families.
-_TASKS = {head.task_type: (name, head.layer) for name, head in HEADS.items() if head.task_type}
-_NOT_OF_A_BERT = "score"
-
-
-def read_adapter(entries: Entries, path: Path, find_base: Callable[[str], ModelSource]) -> BertSource:
-    """Return the BERT with the adapters that an `adapter_config.json` describes, under its base model's name.
-
-    The base model is the `config.json` in the same folder, if there is one, else `base_model_name_or_path`; `find_base`
-    returns the model for a path from this folder or a name. Raises ConfigError or SourceError for a type or a
-    setting that is not supported, and for a base model that is not found or no BERT.
-    """
-    if entries[TYPE].value != _LORA:
-        raise entries[TYPE].error(
-            f"{TYPE} must be {_LORA}; got {_shown(entries[TYPE])}; for another type give module:attribute of a "
-            "function that returns peft's model",
-            TYPE,
-        )
-    for key, entry in entries.items():
-        if entry.value and key not in _WITHOUT_EFFECT and key not in _FIELDS:
-            raise entry.error(
-                f"{key[:60]} is not supported here; got {_shown(entry)}; remove it, or set it to null", key
-            )
-    task = entries["task_type"].value if "task_type" in entries else None
-    architecture, head = _TASKS.get(task, (None, "")) if isinstance(task, str) else (None, "")
-    if task and architecture is None:
-        raise entries["task_type"].error(
-            f"task_type must be one of {', '.join(_TASKS)}; got {_shown(entries['task_type'])}"
-        )
-    mapping = entries["auto_mapping"].value if "auto_mapping" in entries else None
-    recorded = mapping.get("base_model_class") if isinstance(mapping, dict) else None
-    if recorded is not None and recorded not in ARCHITECTURES:
-        raise unknown_architecture(recorded).at(entries["auto_mapping"].where)
-    lora = _lora(entries, head)
-    base = _base(entries, path, find_base)
-    return replace(
-        base,
-        path=path,
-        architecture=recorded or architecture or base.architecture,
-        lora=lora,
-        expected=(),
-        stored_dtype=None,
-    )
-
-
-def _lora(entries: Entries, head: str) -> Lora:
-    values: dict[str, Any] = {}
-    for key, name in _FIELDS.items():
-        if key in entries and entries[key].value is not None:
-            values[name] = entries[key].value
-    if isinstance(target := values.get("target"), str):
-        if target != ALL_LINEAR:
-            raise entries["target_modules"].error(
-                f"target_modules must be {ALL_LINEAR} or a list of names; a regular expression is not run; got "
-                f"{_shown(entries['target_modules'])}"
-            )
-        values["target"] = (target,)
-    try:
-        lora = Lora(**values)
-    except ConfigError as error:
-        key = next(key for key, name in _FIELDS.items() if name == error.field)
-        raise entries[key].error(error.message, key) from None
-    saved = (*lora.save, *filter(None, [head]))
-    save = tuple(dict.fromkeys(name for name in saved if name != _NOT_OF_A_BERT))
-    return replace(lora, target=tuple(sorted(lora.target)), save=save)  # peft writes a set, in any order
-
-
-def _base(entries: Entries, path: Path, find_base: Callable[[str], ModelSource]) -> BertSource:
-    named = entries.get("base_model_name_or_path")
-    entry = named or entries[TYPE]
-    name = _CONFIG if (path.parent / _CONFIG).is_file() else named and named.value
-    if not isinstance(name, str) or not name:
-        raise entry.error(
-            "base_model_name_or_path names no model; write its name, or put its config.json into this folder"
-        )
-    try:
-        base = find_base(name)
-    except BertscopeError as error:
-        raise SourceError(f"the base model: {error.marked}", where=entry.where) from None
-    if not isinstance(base, BertSource):
-        raise entry.error(
-            f"the base model {name[:100]!r} is {base.family}, and adapters are for BERTs here; give module:attribute "
-            "of a function that returns peft's model"
-        )
-    return base
-
-
-def _shown(entry: Entry) -> str:
-    return repr(entry.value)[:60]

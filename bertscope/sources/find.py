@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,18 +31,16 @@ from bertscope.errors import (
 from bertscope.files import Mapping as Entries
 from bertscope.files import read_json, read_mapping, readable
 from bertscope.frozen import Record
-from bertscope.settings.rows import NO_PERMIT, CodeName, is_code, with_permits
+from bertscope.settings.rows import NO_PERMIT, CodeName, is_code
 from bertscope.settings.training import loss_parts
+from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
 from bertscope.sources.bert import (
-    ADAPTER_CONFIG,
     MEMBER,
-    TYPE,
     BertSource,
     member_of,
     near_presets,
     preset_paths,
     presets_by_alias,
-    read_adapter,
     read_preset,
 )
 from bertscope.sources.model_source import FactorySource, GivenModule, ModelSource, SourceOptions
@@ -140,9 +138,6 @@ _CONFIG = "config.json"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
-_Found: TypeAlias = BertSource | TransformersSource | FactorySource
-
-
 def load(
     model: str | os.PathLike[str] = DEFAULT_MODEL,
     *,
@@ -210,7 +205,7 @@ def source_of(model: Any, *, name: str | None = None, inputs: Any = None) -> Mod
     return replace(source, name=name) if name else source
 
 
-def _named_or_configured(model: Any) -> _Found:
+def _named_or_configured(model: Any) -> ModelSource:
     if isinstance(model, (str, os.PathLike)):
         return _find(CodeName(os.fspath(model)), download=False)
     if isinstance(model, BertConfig):
@@ -238,15 +233,7 @@ def teachers(loss: str) -> list[ModelSource]:
     return [source if source.bert_config is None else source.with_options(architecture="BertModel")]
 
 
-_KINDS = {kind.__name__: kind for kind in (BertSource, TransformersSource, FactorySource)}
-
-
-def source_from_data(kind: str, data: Mapping[str, Any], permits: Collection[str]) -> ModelSource:
-    """Return the source whose class is named `kind` from its `to_data`; `permits` are for its code."""
-    return with_permits(_KINDS[kind].from_data(data), permits)
-
-
-def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
+def _find(name: str, download: bool, *, is_base: bool = False) -> ModelSource:
     """Return the source; `is_base` refuses an adapter, so that adapters do not lead to each other."""
     if not name.strip():
         hint = "give a preset ('bertscope presets' lists them), a file or module:attribute"
@@ -267,10 +254,10 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> _Found:
     if folder is None:
         raise _unknown(name)
     cached = _read(_place(folder), is_base)
-    return cached if isinstance(cached, BertSource) and cached.lora else replace(cached, name=name)
+    return cached if getattr(cached, "lora", None) else replace(cached, name=name)
 
 
-def _preset(path: Path) -> _Found:
+def _preset(path: Path) -> ModelSource:
     return read_preset(path) if path.suffix == ".yaml" else replace(_read(_place(path), is_base=False), name=path.stem)
 
 
@@ -372,7 +359,7 @@ def _unknown(name: str) -> SourceError:
     return SourceError(f"no preset or file named {name[:100]!r}; {text}")
 
 
-def _read(location: _Place, is_base: bool) -> _Found:
+def _read(location: _Place, is_base: bool) -> ModelSource:
     """Return the source in a preset file, an `adapter_config.json` or a `config.json`, named after its folder."""
     path = location.config or location.path
     if location.exists and location.has_weights and not location.config:
@@ -401,11 +388,18 @@ def _read(location: _Place, is_base: bool) -> _Found:
         raise SourceError(f"{path} is an adapter, and an adapter needs a model without one as its base")
     if TYPE in entries:
 
-        def base(model: str) -> _Found:
+        def base(model: str) -> ModelSource:
             beside = _place(path.parent / model)  # a path from there, or any name
             return _find(str(beside.path) if beside.exists else model, download=False, is_base=True)
 
-        return read_adapter(entries, path, base)
+        def of_transformers(source: ModelSource) -> ModelSource:
+            """Return the BERT as a model of transformers, whose classes peft's expect."""
+            if source.bert_config is None:
+                return source
+            fields: Any = {key: getattr(source, key) for key in ("name", "architecture", "where")}
+            return TransformersSource(model_type="bert", path=path, settings=source.bert_config.to_dict(), **fields)
+
+        return read_adapter(entries, path, base, of_transformers)
     return _configured(entries, path, name)
 
 
@@ -423,7 +417,7 @@ def _bert(config: BertConfig, name: str, **fields: Any) -> BertSource:
     return BertSource(name=name, config=config, architecture=architecture, **fields)
 
 
-def _configured(entries: Entries, path: Path, name: str | None) -> _Found:
+def _configured(entries: Entries, path: Path, name: str | None) -> ModelSource:
     """Return the source for a configuration, in a file or given; by default it is named after its model type."""
     if "model_type" in entries and entries["model_type"].value != "bert":
         plain = Entries((key, entry) for key, entry in entries.items() if key != MEMBER or not member_of(entries))

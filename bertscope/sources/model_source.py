@@ -1,40 +1,46 @@
 """ModelSource: a model's type for every analysis; only `build` builds it.
 
-Two sources are here: a module from Python, and `module:attribute`, the user's own code.
+Three sources are here: a module from Python, `module:attribute`, the user's own code, and any source with peft's
+adapters.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import field
+from dataclasses import field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from bertscope.config import MAX_BUILT_LAYERS
+from bertscope.config import MAX_BUILT_LAYERS, Lora
 from bertscope.errors import (
     BertscopeError,
     ConfigError,
+    MissingExtraError,
     SelectionError,
     SourceError,
+    importing,
     is_out_of_memory,
     name_of,
     suggestion,
 )
 from bertscope.frozen import Record
 from bertscope.settings.checkpointing import FULL, NONE
-from bertscope.settings.rows import NO_PERMIT, CodeName
+from bertscope.settings.rows import NO_PERMIT, CodeName, with_permits
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bertscope.config import BertConfig, Lora
+    from bertscope.config import BertConfig
     from bertscope.sources.bert import BertSource
     from bertscope.torch_access import nn
 
@@ -107,6 +113,15 @@ class ModelSource(Record):
         """
         raise NotImplementedError
 
+    def _built(self, device: str, make: Callable[[], Any], what: str, remedy: Callable[[], str] = str) -> Any:
+        """Return what `make` builds on the device; raises SourceError that begins with `what` for its errors."""
+        from bertscope.model.modules import built_on, note_values
+
+        with as_source_error(what, remedy):
+            built, how = built_on(device, make, self.name)
+        note_values(how)
+        return built
+
     def to_data(self) -> dict[str, Any]:
         """Return the source's arguments as JSON data, from which another process makes the same source.
 
@@ -137,24 +152,26 @@ class ModelSource(Record):
 
     def with_options(self, **options: Unpack[SourceOptions]) -> ModelSource:
         """Return the source with the options that are not None; raises ConfigError for one that it does not take."""
-        self._refuse_options_of_berts(options)
+        self._refuse_pooler(options)
         if options.get("architecture") or options.get("attention"):
             raise ConfigError(
                 f"{self.name} decides its class and attention by itself; leave {name_of('architecture')} and "
                 f"{name_of('attention')}"
             )
-        return self
+        return self.with_adapters(options.get("lora"))
 
-    def _refuse_options_of_berts(self, options: SourceOptions) -> None:
+    def with_adapters(self, lora: Lora | str | None) -> ModelSource:
+        """Return the source with adapters that peft adds; without `lora` the source itself."""
+        if lora is None:
+            return self
+        lora = Lora.parse(lora) if isinstance(lora, str) else lora
+        return AdaptedSource.of(self, {"peft_type": "LORA", **lora.to_peft()}, str(lora))
+
+    def _refuse_pooler(self, options: SourceOptions) -> None:
         if options.get("add_pooling_layer") is not None:
             raise ConfigError(
                 f"only a BertModel comes with and without a pooler; {self.name} is {self.family}; leave "
                 f"{name_of('add_pooling_layer')} out"
-            )
-        if options.get("lora") is not None:
-            raise ConfigError(
-                f"{name_of('lora')} is for BERTs, and {self.name} is {self.family}; give module:attribute of a "
-                "function that returns peft's model"
             )
 
     def with_fields(self, fields: Mapping[str, object]) -> ModelSource:
@@ -259,7 +276,6 @@ class FactorySource(ModelSource):
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
         """Import the attribute, and call it without arguments unless it is a module."""
-        from bertscope.model.modules import built_on, note_values
         from bertscope.torch_access import nn
 
         module_name, attribute = self._import_from()
@@ -292,9 +308,8 @@ class FactorySource(ModelSource):
             self._check_arguments(target)
             return target()
 
-        with as_source_error(self.name), contextlib.redirect_stdout(sys.stderr):
-            module, how = built_on(device, make, self.name)
-        note_values(how)
+        with contextlib.redirect_stdout(sys.stderr):
+            module = self._built(device, make, self.name)
         if not isinstance(module, nn.Module):
             raise SourceError(
                 f"{self.name} gives an object of type {type(module).__name__}, not a torch.nn.Module; write a "
@@ -347,6 +362,125 @@ class FactorySource(ModelSource):
 
     def _other_name(self, attribute: str) -> str:
         return f"{self.code.rpartition(':')[0]}:{attribute}"
+
+
+class AdaptedSource(ModelSource):
+    """A model with adapters that peft adds: of `--lora`, or of an `adapter_config.json`."""
+
+    base: ModelSource
+    adapter: Mapping[str, Any] = field(hash=False)  # peft's configuration: names and values in an adapter_config.json
+    lora: str = ""  # the adapters in reports
+
+    @classmethod
+    def of(cls, base: ModelSource, adapter: Mapping[str, Any], lora: str) -> AdaptedSource:
+        """Return the source with the adapters in a configuration of peft; raises MissingExtraError without peft."""
+        if find_spec("peft") is None:
+            raise MissingExtraError(f"{name_of('lora')} for {base.family}", "peft")
+        shared = {name: getattr(base, name) for name in ("name", "architecture", "stored_dtype", "where", "settings")}
+        return cls(**shared, base=base, adapter=adapter, lora=lora)
+
+    @property
+    def family(self) -> str:
+        return f"{self.base.family} with adapters"
+
+    @property
+    def notice(self) -> str:
+        return self.base.notice
+
+    @property
+    def has_own_dtypes(self) -> bool:
+        return self.base.has_own_dtypes
+
+    @property
+    def layers(self) -> int:
+        return self.base.layers
+
+    @property
+    def layer_path(self) -> str:
+        """Return the path inside peft's two wrappers; adapters that change only the inputs have one."""
+        inner = "base_model" if {"num_virtual_tokens"} & self.adapter.keys() else "base_model.model"
+        return self.base.layer_path and f"{inner}.{self.base.layer_path}"
+
+    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
+        """Build the base model and add the adapters; raises SourceError where peft cannot."""
+        with importing("peft", "HF_", "PEFT_", "TRANSFORMERS_"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import peft
+        config = peft.get_peft_config(dict(self.adapter))
+
+        linear: dict[str, None] = {}
+
+        def make() -> Any:
+            """Add adapters to a new model."""
+            base = self.base.build(device=device, attention=attention)
+            names = (path for path, part in base.named_modules() if type(part).__name__ in ("Linear", "Conv1D"))
+            linear.update(dict.fromkeys(path.rpartition(".")[2] for path in names))
+            return peft.get_peft_model(base, copy.deepcopy(config))
+
+        def remedy() -> str:
+            """Return the names that `target` may have."""
+            return f"; target takes names of its linear layers: {', '.join(linear)[:200]}" if linear else ""
+
+        what = f"{self.name}: peft {peft.__version__} cannot add these adapters"
+        with self.confined():
+            model = self._built(device, make, what, remedy)
+        model.lora = self.lora
+
+        def stored() -> Any:
+            """Return the tensors that peft's `save_pretrained` writes."""
+            return peft.get_peft_model_state_dict(model, model.state_dict(keep_vars=True))
+
+        model.stored = stored
+        return model.eval()  # type: ignore[no-any-return]
+
+    def to_data(self) -> dict[str, Any]:
+        base = {"kind": type(self.base).__name__, "data": self.base.to_data()}
+        return {"base": base, "adapter": dict(self.adapter), "lora": self.lora, "name": self.name}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> ModelSource:
+        base = source_from_data(data["base"]["kind"], data["base"]["data"], ())
+        return replace(cls.of(base, data["adapter"], data["lora"]), name=data["name"])
+
+    def for_run(self) -> ModelSource:
+        return replace(self, base=self.base.for_run())
+
+    def with_layers(self, layers: int) -> ModelSource:
+        return replace(self, base=self.base.with_layers(layers))
+
+    def layer_counts(self, model: Any) -> Mapping[str, int]:
+        return self.base.layer_counts(model)
+
+    def with_layer_counts(self, counts: Mapping[str, int]) -> ModelSource:
+        return replace(self, base=self.base.with_layer_counts(counts))
+
+    def with_options(self, **options: Unpack[SourceOptions]) -> ModelSource:
+        if options.get("lora") is not None:
+            raise ConfigError(
+                f"{self.name} has adapters already ({self.lora}); leave {name_of('lora')} out, or name its base model"
+            )
+        base = self.base.with_options(**options)
+        return replace(self, base=base, architecture=base.architecture, settings=base.settings)
+
+    def strategies(self, model: Any) -> tuple[str, ...]:
+        return self.base.strategies(model)
+
+    def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
+        """Recompute layers; the input of the first one requires a gradient, as in peft after checkpointing."""
+        self.base.checkpoint(model, strategy, reentrant=reentrant)
+        if strategy != NONE:
+            from bertscope.model.modules import require_gradients
+
+            require_gradients(model)
+
+    def confined(self) -> AbstractContextManager[Any]:
+        return self.base.confined()
+
+
+def source_from_data(kind: str, data: Mapping[str, Any], permits: Collection[str]) -> ModelSource:
+    """Return the source whose class is named `kind` from its `to_data`; `permits` are for its code."""
+    kinds = {source.__name__: source for source in ModelSource.__subclasses__()}
+    return with_permits(kinds[kind].from_data(data), permits)
 
 
 def required_names(takes: Iterable[inspect.Parameter]) -> list[str]:

@@ -33,7 +33,7 @@ from bertscope.errors import (
 )
 from bertscope.files import Mapping as Entries
 from bertscope.settings.run_config import FLASH_KERNELS
-from bertscope.sources.model_source import ModelSource, SourceOptions, as_source_error
+from bertscope.sources.model_source import ModelSource, SourceOptions
 from bertscope.units import visible
 
 if TYPE_CHECKING:
@@ -292,8 +292,6 @@ class TransformersSource(ModelSource):
 
         Raises SourceError where transformers cannot, and MissingExtraError where it is not installed.
         """
-        from bertscope.model.modules import built_on, note_values
-
         kernel = self.attention or attention
         with quiet_transformers(stands_in=kernel in FLASH_KERNELS) as transformers:
             known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
@@ -322,11 +320,8 @@ class TransformersSource(ModelSource):
                 built: nn.Module = model.eval()
                 return built
 
-            built: nn.Module
-            with as_source_error(what):
-                built, how = built_on(device, make, self.name)
-        note_values(how)
-        return built
+            model: nn.Module = self._built(device, make, what)
+        return model
 
     def layer_counts(self, model: Any) -> Mapping[str, int]:
         return dict(_layer_counts(model.config.to_dict()))
@@ -344,13 +339,14 @@ class TransformersSource(ModelSource):
             config |= shorter | {name: count}
         return replace(self, settings=settings)
 
-    def with_options(self, **options: Unpack[SourceOptions]) -> TransformersSource:
+    def with_options(self, **options: Unpack[SourceOptions]) -> ModelSource:
         if find_spec("transformers") is None:
             what = f"{self.path}: the model type {self.model_type!r}, which bertscope does not build,"
             raise MissingExtraError(what, "transformers")
-        self._refuse_options_of_berts(options)
+        self._refuse_pooler(options)
         architecture, attention = options.get("architecture"), options.get("attention")
-        return replace(self, architecture=architecture or self.architecture, attention=attention or self.attention)
+        changed = replace(self, architecture=architecture or self.architecture, attention=attention or self.attention)
+        return changed.with_adapters(options.get("lora"))
 
     def confined(self) -> AbstractContextManager[Any]:
         return quiet_transformers(stands_in=self.attention in FLASH_KERNELS)
@@ -407,6 +403,17 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
     return dtype if isinstance(dtype, str) else None
 
 
+# The table of classes by their configuration that an auto class reads.
+_AUTO = {
+    "AutoModel": "MODEL_MAPPING", "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING",
+    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
+}  # fmt: skip
+
+
 def _model_class(transformers: Any, source: TransformersSource, config_class: type) -> Any:
     """Return the class of the given name if it takes this configuration; without a name the class without a head."""
     family: dict[str, Any] = {}
@@ -417,6 +424,9 @@ def _model_class(transformers: Any, source: TransformersSource, config_class: ty
         family |= {cls.__name__: cls for cls in (classes if isinstance(classes, (list, tuple)) else [classes])}
     name = source.architecture or next(iter(family), "")
     model_class = family.get(name) or getattr(transformers, name, None)
+    if name in _AUTO:
+        model_class = getattr(auto, _AUTO[name]).get(config_class, None)
+        family |= {name: model_class} if isinstance(model_class, type) else {}
     architecture = name_of("architecture")
     takes_it = name in family or getattr(model_class, "config_class", None) is config_class
     if not isinstance(model_class, type) or not takes_it:

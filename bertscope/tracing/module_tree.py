@@ -23,7 +23,7 @@ from bertscope import __version__, torch_access
 from bertscope.config import MAX_BUILT_LAYERS, BertConfig
 from bertscope.errors import SelectionError
 from bertscope.model.bert import BertPreTrainedModel
-from bertscope.model.lora import PeftModel, base_model_of
+from bertscope.model.lora import base_model_of
 from bertscope.reports.base import Shape, Subject, TensorShape, Tie, Totals
 from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written_apart
 from bertscope.settings.run_config import AS_IN_TRANSFORMERS
@@ -345,7 +345,7 @@ def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None =
     bert_config = config if isinstance(config, BertConfig) else None
     to_dict = getattr(config, "to_dict", None)  # of transformers
     plain = json.loads(json.dumps(to_dict(), default=str)) if bert_config is None and callable(to_dict) else None
-    lora = str(model.lora) if isinstance(model, PeftModel) else None
+    lora = vars(model).get("lora")  # the settings in a PeftModel, or a text that the source has set on peft's model
     architecture = type(base if lora else model).__name__
     implementation = None  # of a module of the user's own
     if isinstance(base, BertPreTrainedModel):
@@ -358,7 +358,7 @@ def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None =
         dtype=dtype or "stored",
         implementation=implementation,
         attention=bert_config.attn_implementation if bert_config else getattr(config, "_attn_implementation", None),
-        lora=lora,
+        lora=lora and str(lora),
         config=bert_config.to_dict() if bert_config else plain,
         ignored_fields=bert_config.ignored if bert_config else (),
         torch_version=str(torch.__version__),

@@ -202,7 +202,7 @@ _VERIFY = (
 
 def _answer(report: VerifyReport) -> str:
     subject, stored = report.subject, one_line(report.stored.name, limit=120)
-    adapters = f", LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
+    adapters = f", {one_line(subject.adapters, limit=125)}" if subject.lora else ""
     model = f"{one_line(subject.name, limit=120)} ({subject.architecture}{adapters})"
     if report.fits:
         return f"yes: {stored} holds {model}"

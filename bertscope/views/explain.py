@@ -52,7 +52,7 @@ def say(key: str, /, **values: Any) -> str:
 def _title(report: ExplainReport) -> str:
     subject = report.subject
     attention = say("attention", name=subject.attention) if subject.attention else ""
-    adapters = f"LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
+    adapters = one_line(subject.adapters, limit=125)
     text = say("comma").join(filter(None, (subject.architecture, attention, adapters)))
     name = one_line(subject.name, limit=120)
     return text if subject.name == subject.architecture else say("named", name=name, text=text)

@@ -34,7 +34,7 @@ def subtitle(report: Any) -> str:
     """Return the title without the model's name."""
     subject: Subject = report.subject
     attention = f"{subject.attention} attention" if subject.attention else ""
-    adapters = f"LoRA {one_line(subject.lora, limit=120)}" if subject.lora else ""
+    adapters = one_line(subject.adapters, limit=125)
     whose = subject.implementation if report.kind in _OF_A_RUN else ""
     return ", ".join(filter(None, (subject.architecture, attention, adapters, whose)))
 

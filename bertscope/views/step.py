@@ -412,7 +412,7 @@ def settings_line(report: Any, *texts: str, groups: int = 2) -> str:
     optional = [
         *texts,
         *ranks,
-        f"LoRA {one_line(subject.lora, limit=30)}" if subject.lora else "",
+        one_line(subject.adapters, limit=35),
         f"{subject.attention} attention" if subject.attention not in (None, "sdpa") else "",
         f"{run.sdpa_kernel} kernel" if run.sdpa_kernel != "auto" and not has_gpu else "",
         *unusual(run, has_gpu=has_gpu),

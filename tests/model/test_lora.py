@@ -44,7 +44,7 @@ def test_the_text_of_settings_gives_the_same_settings(lora):
 
 
 def test_the_defaults_of_settings_are_those_of_peft():
-    assert Lora() == Lora(r=8, alpha=8, dropout=0, target=("query", "value"), bias="none", rslora=False, save=())
+    assert Lora() == Lora(r=8, alpha=8, dropout=0, target=None, bias="none", rslora=False, save=())
     assert Lora(r=16, alpha=8).scaling == 0.5
     assert Lora(r=16, alpha=8, rslora=True).scaling == 2
 
@@ -156,11 +156,12 @@ def test_explain_has_a_step_for_each_matrix_of_the_adapters(cli):
     assert "leave --naming out" in cli("explain", "bert-tiny", "--lora", "r=2", "--naming", "tf").err
 
 
-def test_another_family_takes_no_adapters(cli, tmp_path):
+def test_adapters_of_another_family_name_the_extra_that_they_need(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertscope.sources.model_source.find_spec", lambda name: None)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     result = cli("count", str(tmp_path), "--lora", "r=8")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "--lora is for BERTs" in result.err
+    assert "bertscope[peft]" in result.err
 
 
 def test_an_expectation_file_may_have_adapters(cli, tmp_path, monkeypatch):

@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from bertscope import load
 from bertscope.errors import BertscopeError
 from bertscope.model.lora import PeftModel
 from bertscope.sources.find import find
 from tests.conftest import cases, data
+from tests.memory.plain_loop import peak_bytes, tokenized
 
 PEFT = data("adapter_config.json")  # as peft 0.12.0 writes it
 TINY = {
@@ -94,10 +96,76 @@ def test_a_name_that_the_base_model_does_not_have_is_one_line(adapter, cli):
     assert "lora target 'q_proj' matches no module" in result.err
 
 
-def test_a_base_model_of_another_family_is_one_line(adapter, tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(BertscopeError, match="is a gpt2 of transformers, and adapters are for BERTs here"):
-        load(adapter(base_model_name_or_path=str(tmp_path)))
+# Further settings of an adapter on the tiny BERT, and the words of the adapter that each parameter's path has.
+OF_PEFT = {
+    "dora": ({"use_dora": True}, "lora_magnitude_vector"),
+    "ranks": ({"rank_pattern": {"query": 4}}, "lora_A"),
+    "layers": ({"layers_to_transform": [1]}, "layer.1.attention.self.query.lora_A"),
+    "ia3": ({"peft_type": "IA3", "target_modules": ["key", "value"], "feedforward_modules": []}, "ia3_l"),
+    "vera": ({"peft_type": "VERA", "r": 8, "target_modules": ["query"]}, "vera_lambda"),
+    "adalora": ({"peft_type": "ADALORA", "total_step": 10, "target_modules": ["query"]}, "lora_E"),
+    "prefix": ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 3}, "prompt_encoder"),
+    "prompt": ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 3}, "prompt_encoder"),
+    "tokens": ({"peft_type": "TRAINABLE_TOKENS", "token_indices": [1, 2], "target_modules": ["word_embeddings"]},
+               "trainable_tokens_delta"),
+}  # fmt: skip
+
+
+def written(folder: Path, base: dict[str, object], changes: dict[str, object]) -> Path:
+    """A folder with a base model's configuration and an adapter's."""
+    (folder / "config.json").write_text(json.dumps(base))
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "task_type": "SEQ_CLS"} | changes))
+    return folder
+
+
+@pytest.mark.parametrize(("family", "name"), [*(("bert", name) for name in OF_PEFT), ("roberta", "dora")])
+def test_adapters_of_every_type_are_those_of_peft(cli, tmp_path, family, name):
+    changes, words = OF_PEFT[name]
+    folder = written(tmp_path, TINY | {"model_type": family}, changes)
+    model = find(folder).build()
+    trained = {path: param.numel() for path, param in model.named_parameters() if param.requires_grad}
+    assert any(words in path for path in trained)
+    assert model.get_nb_trainable_parameters()[0] == sum(trained.values())
+    counted = cli("count", str(folder), "--format", "json").json["totals"]
+    assert counted["trainable_params"] == sum(trained.values())
+    estimate = cli("estimate", str(folder), "--batch", "2", "--seq", "8", "--format", "json").json["variants"][0]
+    given = {
+        **tokenized(torch.ones(2, 8, dtype=torch.long), segments=family == "bert"),
+        "labels": torch.zeros(2, dtype=torch.long),
+    }
+
+    def make():
+        return find(folder).build(device="cpu").train()
+
+    real = peak_bytes(make, lambda model: given, lambda params: torch.optim.AdamW(params, lr=0.0))
+    of_inputs = sum(tensor.nbytes for tensor in given.values())  # they exist before the measurement
+    found = max(phase["peak_bytes"] for phase in estimate["estimated"]["phases"])
+    assert found == pytest.approx(real + of_inputs, rel=1e-3)
+
+
+def test_lora_of_another_family_has_pefts_default_targets(cli, tmp_path):
+    sizes = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 99}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    counted = cli("count", str(tmp_path), "--lora", "r=4", "--format", "json").json["totals"]
+    assert counted["trainable_params"] == 2 * 4 * (16 + 3 * 16)  # c_attn of two layers
+    of_mlp = cli("count", str(tmp_path), "--lora", "r=4,target=mlp.c_fc", "--format", "json").json["totals"]
+    assert of_mlp["trainable_params"] == 2 * 4 * (16 + 4 * 16)
+    options = ("--lora", "r=4", "-a", "AutoModelForCausalLM", "--checkpointing", "full", "--reentrant")
+    estimate = cli("estimate", str(tmp_path), *options, "--batch", "2", "--seq", "8", "--format", "json").json
+    ids = torch.ones(2, 8, dtype=torch.long)
+
+    def make():
+        model = find(tmp_path, architecture="GPT2LMHeadModel", lora="r=4").build(device="cpu").train()
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+        return model
+
+    given = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+    real = peak_bytes(make, lambda model: given, lambda params: torch.optim.AdamW(params, lr=0.0))
+    found = max(phase["peak_bytes"] for phase in estimate["variants"][0]["estimated"]["phases"])
+    assert found == pytest.approx(real + 3 * ids.nbytes, rel=1e-2)  # bytes of the host's own tensors are 64 to 200
+    refused = cli("count", str(tmp_path), "--lora", "r=4,target=query")
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
 
 
 @pytest.fixture

@@ -35,8 +35,8 @@ from bertscope.reports.plan import PlanReport
 from bertscope.settings.request import Combination, Request, Source, read_settings, unknown_setting
 from bertscope.settings.rows import permits_of, rows, with_permits
 from bertscope.settings.run_config import QUESTIONS, STORED, SWEPT, Limit, RunConfig
-from bertscope.sources.find import DEFAULT_MODEL, find, source_from_data
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.find import DEFAULT_MODEL, find
+from bertscope.sources.model_source import ModelSource, source_from_data
 from bertscope.tracing.cache import choose_threads, default_threads
 
 KEPT_MODELS = 4  # whose traces a worker keeps
