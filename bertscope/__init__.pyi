@@ -4,6 +4,7 @@ from bertscope.analyses.check import check as check
 from bertscope.analyses.doctor import doctor as doctor
 from bertscope.analyses.verify import verify as verify
 from bertscope.api.counts import count as count
+from bertscope.api.counts import summary as summary
 from bertscope.api.counts import tree as tree
 from bertscope.api.explain import diagram as diagram
 from bertscope.api.explain import explain as explain

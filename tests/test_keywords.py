@@ -41,6 +41,8 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "count of a module": ("count", (EQUAL,), OF_SIZE),
     "tree": ("tree", (CONFIG,), {}),
     "tree of a module": ("tree", (EQUAL,), OF_SIZE),
+    "summary": ("summary", (CONFIG,), {}),
+    "summary of a module": ("summary", (EQUAL,), OF_SIZE),
     "flops": ("flops", (CONFIG,), STEP),
     "flops of a module": ("flops", (EQUAL,), OF_SIZE),
     "explain": ("explain", (CONFIG,), {"seq": 8}),
@@ -74,6 +76,7 @@ MORE_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
 # Values of keywords that are no settings.
 VALUES: dict[str, list[Any]] = {
     "name": ["other"], "by": ["group", "parameter"], "dtype": ["bf16"], "folded": [True, False], "sort": ["params"],
+    "col_names": [["params_percent"], ["mult_adds"]],
     "shapes": [True], "batch": [3], "seq": [7], "input_size": [(3, 8)], "inputs": [torch.ones(5, 8)], "depth": [1, 2],
     "input_data": [torch.ones(5, 8)], "dtypes": [[torch.long]], "kind": ["tree"], "path": ["encoder.layer.0", "0"],
     "direction": ["RL"], "forward_inputs": [ForwardInputs(seq=4)], "seeds": [2], "around": ["BertPooler"],
@@ -89,6 +92,7 @@ VALUES: dict[str, list[Any]] = {
 # Keywords that change nothing of these small steps or say what is so anyhow, each with the reason.
 IDLE = {
     **dict.fromkeys(("explain a module: dtypes", "diff of modules: dtypes"), "shapes on meta do not depend on them"),
+    "summary of a module: dtypes": "the table has shapes only",
     "calibration": "false: there is none",
     "device": "cuda: the card implies it",
     "report: margin": "the page has no largest batch",
@@ -108,6 +112,8 @@ def numbers(report: Any) -> str:
     """Return the report without the run that it repeats, and without times."""
     if isinstance(report, tuple):
         return "".join(map(numbers, report))
+    if isinstance(report, str):
+        return report
     if not isinstance(report, Report):  # a model
         return bertscope.count(report).to_json()
 

@@ -215,6 +215,7 @@ def test_fit_tries_the_settings_of_the_command(cli):
 # ---- the page and the notebook ----
 
 
+@pytest.mark.usefixtures("_in_the_users_folder")
 def test_the_examples_of_the_python_page_hold(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     page = (ROOT / "docs" / "python.md").read_text()

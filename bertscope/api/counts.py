@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from bertscope.api.requests import built, public_function, shapes_of_run
@@ -61,6 +62,32 @@ def tree(
     """
     named = {"name": name, "folded": not folded, "beside_config": False}
     return _counted("tree", model, name, run, named, {"by": "tree", "depth": depth}, {"depth": depth, "folded": folded})
+
+
+@public_function(shapes_of_run)
+def summary(  # type: ignore[misc]  # `input_size` may be given by position, as to torchinfo
+    model: Model,
+    input_size: Any = None,
+    *,
+    depth: int = 3,
+    col_names: Sequence[str] | None = None,
+    **run: Unpack[ShapesOfRun],
+) -> str:
+    """Return the table of `torchinfo.summary` for any model, called as it; `tree` returns the numbers.
+
+    `col_names` are torchinfo's columns: those of shapes and mult_adds need a run, by `input_size` (with `dtypes`), as
+    `input_data`, or for a named model with `shapes=True` at `batch` and `seq`.
+
+    >>> print(bertscope.summary(torch.nn.Linear(3, 4), (2, 3), col_names=("output_size", "num_params")))
+    ==========================================================================================
+    Layer (type:depth-idx)                   Output Shape              Param #
+    ==========================================================================================
+    Linear                                   [2, 4]                    16
+    ...
+    """
+    if input_size is not None:
+        run["input_size"] = input_size
+    return tree(model, **run).to_torchinfo(depth, col_names)
 
 
 def _counted(

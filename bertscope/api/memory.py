@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,16 +14,16 @@ from bertscope.api.requests import public_function
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, gpu_of
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, name_of, suggestion
-from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
+from bertscope.gpus import Gpu, find_device, find_gpu, half_precision, may_have_cuda
 from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.fit import fewest_report, fit_report
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import for_gpu
 from bertscope.progress import expect
-from bertscope.reports.base import Note
+from bertscope.reports.base import PYTHON_ONLY, Note
 from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, StepReport, TrainingFile, TrainingKey
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
-from bertscope.settings.request import Request, read_settings
+from bertscope.settings.request import Request, Source, read_settings
 from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
 from bertscope.settings.training import LEANER
@@ -35,13 +36,13 @@ from bertscope.units import FP32
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bertscope.memory.step import Loss
     from bertscope.reports.plan import PlanReport
     from bertscope.settings.keywords import FitSettings, MeasurementSettings, RunSettings
     from bertscope.torch_access import nn
 
 
 Report = TypeVar("Report", bound=StepReport[Any])
+_MOST_INDEX = 1024  # of a GPU; a larger number is its bytes
 
 
 class ModelRequest:
@@ -94,6 +95,8 @@ class ModelRequest:
     ) -> Report:
         """Return the report with the training file, and with a note that says why no row has a time."""
         notes = report.notes
+        if self.run.objects:
+            notes = (*notes, Note(key=PYTHON_ONLY, values={"names": [item.label for item in self.run.objects]}))
         if (self.limit.time if is_timed is None else is_timed) and not any(row.cost and row.cost.time for row in rows):
             key = "no_time_precision" if self.calibration else "no_time_uncalibrated"
             key = key if self.run.device == CUDA else "no_time_cpu"
@@ -167,8 +170,9 @@ def estimate(
     A module runs with its `inputs`, a tensor, a tuple, or a dictionary of keywords, real or on meta; `input_size` and
     `dtypes` describe them. Without inputs, and for any other model, they are derived from its forward at `batch` and
     `seq`. Backward starts from the output's loss, or its first tensor's sum; a `loss` with another name embeds texts
-    or ranks pairs, and a function is called as `loss(module, inputs)`. With a `gpu` each variant has the answer whether
-    it fits there. `training_file` has TrainingArguments whose values keywords replace.
+    or ranks pairs, and a function is called as `loss(output)` or `loss(module, inputs)`. `optimizer` is a word, a class
+    or your optimizer object, whose own step runs. With a `gpu` each variant has the answer whether it fits there;
+    `report.fits("t4")` asks later. `training_file` has TrainingArguments whose values keywords replace.
     Raises SelectionError for a setting that no run has, for a module that cannot be copied, and for one whose operators
     depend on the values of tensors.
 
@@ -179,35 +183,55 @@ def estimate(
     'yes'
     >>> bertscope.estimate("bert-tiny", strategy="fsdp", world_size=8).variants[0].traffic[0].collective
     'all-gather'
-    >>> adam = bertscope.estimate(torch.nn.Linear(1000, 1000, bias=False), input_size=(1, 1000), optimizer="adamw")
+    >>> model = torch.nn.Linear(1000, 1000, bias=False)
+    >>> adam = bertscope.estimate(model, torch.ones(1, 1000), optimizer=torch.optim.AdamW(model.parameters()))
     >>> adam["none"].memory.peak.parts.optimizer_state == 2 * 4 * 1000 * 1000 + 4  # two moments and a counter
     True
+    >>> adam.fits("t4")
+    True
     """
-    tensors, loss = requests.inputs_of(inputs, settings), requests.function_of(settings)
+    tensors = requests.inputs_of(inputs, settings)
     request = requests.request_of("estimate", model, settings)
     if tensors is not None:
-        module, shown = requests.built(request.subject, name)
-        run_config, limit = requests.module_records(request, module, takes_limit=loss is None)
-        if limit == Limit():
-            return _estimate_modules([(module, tensors, run_config)], loss, shown)
-        work = ModelRequest(request, source_of(module, name=shown, inputs=tensors), [(run_config, limit)])
-    else:
-        work = ModelRequest.of(request, source_of(request.subject, name=name))
-        if loss is not None:
-            from bertscope.memory import step
+        module, name = requests.built(request.subject, name)
+        request = replace(request, subject=module)
+    return _estimated(request, requests.light_source(request.subject, name, tensors))
 
-            if work.limit != Limit():
-                raise SelectionError("gpu and budget are for an estimate without a function as loss")
-            models = [(step.run_model(work.source, run), run) for run in work.runs]
-            steps = ((model, step.meta_inputs(model, run), run) for model, run in models)
-            return replace(_estimate_modules(steps, loss, work.source.name), inputs_given=False)
+
+def _estimated(request: Request, source: ModelSource) -> MemoryReport:
+    """Return the answer to a request about a source, whose report can be asked whether the step fits elsewhere."""
+    inputs_given = getattr(source, "inputs", None) is not None
+    if inputs_given:
+        request = requests.of_module(request)
+        work = ModelRequest(request, source, [requests.module_records(request, source.build())])
+    else:
+        work = ModelRequest.of(request, source)
     expect(len(work.runs))
     simulator = work.simulator(is_limited=False)
     report = simulator.with_largest(simulator.report(work.runs))
-    report = work.finished(replace(report, inputs_given=tensors is not None), report.variants)
+    report = work.finished(replace(report, inputs_given=inputs_given), report.variants)
+    repeated = replace(request, subject=source, wants=None)
+    vars(report)["elsewhere"] = lambda gpu: _estimated(repeated.over(_limit_on(gpu)), source)
     if "snapshot" not in (request.wants or ()):
         return request.answer(report)
     return request.answer(report, snapshot=snapshot(simulator.trace(for_gpu(work.runs[-1], work.gpu))))
+
+
+def _limit_on(gpu: str | int) -> Source:
+    """Return the limit of a GPU: its name, the index of one here, or its memory in bytes or as text such as 16GiB."""
+    limit: dict[str, Any] = {"gpu": gpu, "device": CUDA}
+    if isinstance(gpu, int) and gpu < _MOST_INDEX:
+        from bertscope.measure.profile_job import this_gpu
+
+        here = this_gpu(gpu)
+        if here is None:
+            raise SelectionError(f"torch finds no CUDA device {gpu} here; give a name such as t4, or the bytes")
+        known = find_device(*here)
+        limit["gpu"] = known and known.name
+        limit |= {} if known else {"budget": here[1]}
+    elif isinstance(gpu, int) or re.fullmatch(r"[0-9.]+ ?[KMGT]?i?B", gpu):
+        limit = {"budget": gpu}
+    return read_settings({name: value for name, value in limit.items() if value is not None})
 
 
 def training_script(model: Model | Request, *, name: str | None = None, **settings: Unpack[RunSettings]) -> str:
@@ -234,15 +258,6 @@ def training_script(model: Model | Request, *, name: str | None = None, **settin
     return loop_script(source, requests.resolved(request, source).runs[0])
 
 
-def _estimate_modules(
-    steps: Iterable[tuple[nn.Module, Any, RunConfig]], loss: Loss | None, name: str | None
-) -> MemoryReport:
-    from bertscope.memory.estimate import estimate
-
-    reports = [estimate(module, tensors, run_config, loss=loss, name=name) for module, tensors, run_config in steps]
-    return replace(reports[0], variants=tuple(variant for report in reports for variant in report.variants))
-
-
 @public_function()
 def profile(
     model: Model | Request, inputs: Any = None, *, name: str | None = None, **settings: Unpack[MeasurementSettings]
@@ -259,16 +274,18 @@ def profile(
     >>> abs(report["none"].error)
     0.0
     """
-    tensors, loss = requests.inputs_of(inputs, settings), requests.function_of(settings)
+    tensors = requests.inputs_of(inputs, settings)
     request = requests.request_of("profile", model, settings)
+    if not isinstance(settings.get("optimizer", ""), str):
+        raise request.error("profile trains with a learning rate of 0; give {optimizer} as a word, such as adamw")
     if requests.is_module(request.subject):
-        return _profile_module(request, tensors, loss, name)
-    if loss is not None:
+        return _profile_module(request, tensors, name)
+    if callable(settings.get("loss")):
         raise SelectionError("a function cannot be sent to a new process; give a module, or the name of a loss")
     return _profile_source(source_of(request.subject, name=name, inputs=tensors), request)
 
 
-def _profile_module(request: Request, tensors: Any, loss: Loss | None, name: str | None) -> MemoryReport:
+def _profile_module(request: Request, tensors: Any, name: str | None) -> MemoryReport:
     from bertscope.measure import profiler_run
     from bertscope.memory.step import real_inputs
 
@@ -281,11 +298,12 @@ def _profile_module(request: Request, tensors: Any, loss: Loss | None, name: str
     if tensors is None:
         records = requests.resolved(request, None, precision=STORED, **requests.loop_of(module)).points[0]
     else:
+        request = requests.of_module(request)
         records = requests.module_records(request, module)
     run_config, _, measurement, _ = records
     device = profiler_run.device_of(run_config)
     tensors = real_inputs(module, run_config, device) if tensors is None else requests.inputs_on_device(tensors, device)
-    return profiler_run.profile(module, tensors, run_config, loss=loss, steps=measurement.steps, name=name)
+    return profiler_run.profile(module, tensors, run_config, steps=measurement.steps, name=name)
 
 
 def _profile_source(source: ModelSource, request: Request) -> MemoryReport:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from bertscope.config import POSITIONS
 from bertscope.errors import SelectionError
-from bertscope.settings.rows import rows
-from bertscope.settings.run_config import AUTOCAST, LIGHTNING, QUESTIONS, STORED, Limit, Question, RunConfig
+from bertscope.settings.rows import CodeObject, rows
+from bertscope.settings.run_config import AUTOCAST, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
+from bertscope.settings.training import MODEL
 from bertscope.sources.find import Model, source_of
-from bertscope.sources.model_source import ModelSource, built_for_counting
+from bertscope.sources.model_source import GivenModule, ModelSource, as_source_error, built_for_counting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bertscope.memory.step import Loss
-    from bertscope.settings.keywords import GivenInputs, RunSettings
+    from bertscope.settings.keywords import GivenInputs
     from bertscope.settings.request import Request, Resolved
     from bertscope.torch_access import nn
     from bertscope.tracing.module_tree import InOut
@@ -58,7 +58,11 @@ def public_function(*passed_on: Callable[..., Any]) -> Callable[[Function], Func
         if table:
             lines = "\n".join(f"        {name}: {row.help} Takes {row.takes}." for name, row in table.items())
             function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Settings of the run:\n{lines}\n    "
-        added = (Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items())
+        added = (
+            Parameter(name, Parameter.KEYWORD_ONLY, default=value)
+            for name, value in defaults.items()
+            if name not in listed
+        )
         function.__signature__ = Signature([*listed.values(), *added])  # type: ignore[attr-defined]
         return function
 
@@ -105,13 +109,33 @@ def inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
     return tuple(torch.empty(tuple(size), dtype=kind, device="meta") for size, kind in zip(sizes, kinds, strict=True))
 
 
-def function_of(settings: RunSettings) -> Loss | None:
-    """Take the loss out of the settings if it is a function, and return it."""
-    loss = settings.get("loss")
-    if isinstance(loss, str):
-        return None
-    settings.pop("loss", None)
-    return loss
+def with_objects(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Return settings in which the caller's optimizer and loss function have a name; raises SelectionError."""
+    optimizer, loss = (settings.get(name) for name in ("optimizer", "loss"))
+    named = {name: value for name, value in settings.items() if value is not None or name not in ("optimizer", "loss")}
+    if callable(loss):
+        named["loss"] = CodeObject(MODEL, loss, getattr(loss, "__name__", type(loss).__name__))
+    if optimizer is None or isinstance(optimizer, str):
+        return named
+    from bertscope.tracing.fake_tensors import given_optimizer
+
+    chosen = given_optimizer(optimizer, list(model.parameters()) if is_module(model) else [])
+    if isinstance(chosen["optimizer"], CodeObject):
+        for name in ("momentum", "weight_decay", "optimizer_implementation"):
+            if name in settings:
+                raise SelectionError(f"{chosen['optimizer'].label} sets its {name} itself; leave the keyword out")
+    return named | chosen
+
+
+def light_source(model: Model, name: str | None, inputs: Any) -> ModelSource:
+    """Return the source of a model; of a module its copy on meta with such inputs, which keeps no tensor alive."""
+    source = source_of(model, name=name, inputs=inputs)
+    if not isinstance(source, GivenModule):
+        return source
+    from bertscope.tracing.fake_tensors import fake_like
+
+    with as_source_error(source.name):
+        return replace(source, module=source.build(), inputs=None if inputs is None else fake_like(inputs, "meta"))
 
 
 def inputs_on_device(inputs: Any, device: str) -> Any:
@@ -207,8 +231,9 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any], **changes
     """
     from bertscope.settings.request import Request, read_settings
 
-    row, keywords = QUESTIONS[question], dict(settings)
+    row = QUESTIONS[question]
     request = model if isinstance(model, Request) else Request.of(question, model)
+    keywords = with_objects(settings, request.subject)
     request = replace(request, **{"question": question, "records": row.records, "compared": row.compared} | changes)
     file, plan = (keywords.pop(name, None) if name in row.files else None for name in ("training_file", "plan"))
     file, plan = (request.training_file if file is None else file), (request.plan if plan is None else plan)
@@ -223,7 +248,8 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any], **changes
     if file is not None:
         from bertscope.sources.training_files import read_training_file
 
-        request = request.with_file(file if hasattr(file, "fields") else read_training_file(str(file)))
+        is_file = isinstance(file, str | os.PathLike) or hasattr(file, "to_json_string")
+        request = request.with_file(read_training_file(file) if is_file else file)
     return request
 
 
@@ -246,17 +272,26 @@ def default_length(request: Request, source: ModelSource, usual: int = RunConfig
     return {} if request.has("seq") else {"seq": min(usual, longest_input(source, usual))}
 
 
-def module_records(request: Request, module: nn.Module, *, takes_limit: bool = False) -> tuple[Any, ...]:
+def of_module(request: Request) -> Request:
+    """Return the request without what a training file says and a module with inputs determines, such as the batch."""
+    determined = (name for name, row in rows(*request.records).items() if not row.of_modules)
+    file = request.training_file
+    file = file and replace(file, fields=file.module_fields)
+    return replace(request.without(*determined), training_file=file)
+
+
+def module_records(request: Request, module: nn.Module) -> tuple[Any, ...]:
     """Return the records for a module with its inputs; raises SelectionError for a setting that they determine."""
     table = rows(*request.records)
-    if fixed := next((name for source in request.sources for name in source if not table[name].of_modules), ""):
+    sources = (item for source in request.sources for item in source.items())
+    plain = (name for name, value in sources if not isinstance(value.values[0], CodeObject))
+    determined = (name for name in plain if not table[name].of_modules)
+    if fixed := next(determined, ""):
         allowed = ", ".join(key for key, row in table.items() if row.of_modules)
         raise SelectionError(f"{fixed} is determined by the module and its inputs; allowed: {allowed}")
     ((run_config, limit, *further),) = request.resolved(precision=STORED, **loop_of(module)).points
     if run_config.precision != STORED and not run_config.autocast:
         raise SelectionError(f"the module determines its dtypes; precision is {STORED} or {AUTOCAST}...")
-    if limit != Limit() and not takes_limit:
-        raise SelectionError("gpu and budget are for an estimate without loss; leave them or loss out")
     return run_config, limit, *further
 
 

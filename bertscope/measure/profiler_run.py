@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.memory.estimate import module_memory, named_inputs
 from bertscope.memory.fake_run import StepLog
-from bertscope.memory.step import Loss, ModelStep, Phase, real_inputs, run_model, waiting_inputs
+from bertscope.memory.step import ModelStep, Phase, real_inputs, run_model, waiting_inputs
 from bertscope.memory.summary import memory, memory_report
 from bertscope.memory.trace import MemoryTrace
 from bertscope.reports.memory import BACKWARD, FORWARD, MemoryReport, Timing, Variant
@@ -106,22 +106,21 @@ def profile(
     inputs: Any,
     run_config: RunConfig,
     *,
-    loss: Loss | None = None,
     steps: int | None = None,
     name: str | None = None,
 ) -> MemoryReport:
     """Run steps of any module in this process, and measure memory and time next to the estimate.
 
-    `inputs` and `loss` as in `estimate`; module and inputs must be on the run's device. The
+    `inputs` and the loss are as in `estimate`; module and inputs must be on the run's device. The
     optimizer has a learning rate of 0. Gradients and mode of the module are restored, but what a forward pass
     changes by itself (running statistics, the random state) stays changed. A step that reads values of tensors has
     no estimate. Raises SelectionError for a device that torch does not find.
     """
     device_of(run_config)
-    batch, how = named_inputs(inputs, loss)
+    batch, how = named_inputs(inputs, loss_function(run_config))
     estimated = None
     with suppress(UnknownValueError):  # then there is only the measurement
-        estimated, _ = module_memory(module, inputs, run_config, loss)
+        estimated = module_memory(module, inputs, run_config)
     with _restored(module):
         step = ModelStep(module.train(not run_config.is_eval), batch, run_config, run_config.device, how,
                          waiting=waiting_inputs(batch, run_config))  # fmt: skip

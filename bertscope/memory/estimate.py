@@ -6,10 +6,11 @@ two shallow models run instead of the deep one; the repetition of a layer must t
 
 import os
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
+from inspect import signature
 from typing import Any
 from unittest.mock import patch
 
@@ -31,16 +32,14 @@ from bertscope.memory.step import (
     STEP_END,
     Loss,
     ModelStep,
-    call_with_keywords,
     counted_model,
     logits_of,
     meta_inputs,
     run_model,
 )
-from bertscope.memory.summary import ModelFacts, estimated, memory_report, uncounted_notes
+from bertscope.memory.summary import ModelFacts, estimated
 from bertscope.memory.trace import LARGE_BATCH, SMALLEST, UPDATE, Collective, MemoryTrace
-from bertscope.reports.base import Note
-from bertscope.reports.memory import BROADCAST, EVALUATING, FORWARD, OPTIMIZER, Memory, MemoryReport, Variant
+from bertscope.reports.memory import BROADCAST, EVALUATING, FORWARD, OPTIMIZER, Memory
 from bertscope.settings.parallelism import MAX_WORLD_SIZE, ONE_PROCESS
 from bertscope.settings.run_config import FREED, RunConfig
 from bertscope.settings.training import mini_batch
@@ -128,7 +127,7 @@ class MemoryTraces:
 
     def _repeats(self, run_config: RunConfig) -> tuple[LayerStack, ...]:
         """Return the stacks of layers of which few run, if that takes less time; () if every layer has to run."""
-        if run_config.compile:  # a graph has no layers
+        if run_config.compile or run_config.objects:  # a graph has no layers, and the caller's code may know them
             return ()
         stacks = self.stacks(checkpointing=run_config.checkpointing, frozen=run_config.freeze)
         some, more = (sum(len(stack.few(units)) for stack in stacks) for units in (RAN, RAN + 1))
@@ -173,7 +172,7 @@ class MemoryTraces:
 
 
 def _in_any_loop(run_config: RunConfig) -> RunConfig:
-    """Return the run whose trace `in_loop` turns into the trace in any loop; an evaluation runs in its own."""
+    """Return the run whose trace `in_loop` turns into the trace in any loop; an evaluation keeps its loop."""
     return run_config if run_config.evaluates_only else replace(run_config, loop=FREED)
 
 
@@ -190,31 +189,11 @@ def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
         return module_trace(model, inputs, run_config, loss_function(run_config, is_short=True), source.layer_path)
 
 
-def estimate(
-    module: nn.Module, inputs: Any, run_config: RunConfig, *, loss: Loss | None = None, name: str | None = None
-) -> MemoryReport:
-    """Estimate how much memory a step takes with any module, without allocating it or changing the module.
-
-    `inputs` is a tensor, a tuple, or a dictionary of keyword arguments, real or on meta. Backward starts from
-    `loss(module, inputs)`; by default from the output's loss, or the sum of its first tensor. The module determines
-    sizes and dtypes; with padding above 0, questions such as `mask.all()` are answered as for a mask that hides
-    positions. Raises SelectionError for a module that cannot be copied, and for one whose operators depend on the
-    values of tensors.
-    """
-    memory, notes = module_memory(module, inputs, run_config, loss)
-    variant = Variant(checkpointing=run_config.checkpointing, reentrant=run_config.reentrant, estimated=memory)
-    about = subject(module, name, run_config.dtype)
-    return replace(memory_report(about, run_config, (variant,)), inputs_given=True, notes=notes)
-
-
-def module_memory(
-    module: nn.Module, inputs: Any, run_config: RunConfig, loss: Loss | None
-) -> tuple[Memory, tuple[Note, ...]]:
-    """Return the memory that a step takes with any module, and a note on what is not counted."""
+def module_memory(module: nn.Module, inputs: Any, run_config: RunConfig) -> Memory:
+    """Return the memory that a step takes with any module; `inputs` are real or on meta."""
     with running_module(type(module).__name__, module, "fake tensors"):
-        trace = in_loop(module_trace(module, inputs, run_config, loss), run_config)
-    memory = estimated(trace, run_config, row_paths(module))
-    return memory, uncounted_notes(trace, run_config)
+        trace = in_loop(module_trace(module, inputs, run_config, loss_function(run_config)), run_config)
+    return estimated(trace, run_config, row_paths(module))
 
 
 def module_trace(
@@ -321,16 +300,31 @@ class _Evaluation(ModelStep):
         return output
 
 
-def named_inputs(inputs: Any, loss: Loss | None) -> tuple[dict[str, Any], Loss]:
-    """Return the inputs by name, and the function that computes the loss from them."""
-    if isinstance(inputs, Mapping):
-        return dict(inputs), loss or call_with_keywords
+def named_inputs(inputs: Any, loss: Callable[..., Any] | None) -> tuple[dict[str, Any], Loss]:
+    """Return the inputs by name, and the function that computes the loss from them.
+
+    `loss` takes the module and its inputs or, with one parameter, the module's output.
+    """
+    is_named = isinstance(inputs, Mapping)
     tensors = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    named = dict(inputs) if is_named else {f"input {number}": value for number, value in enumerate(tensors)}
+    if loss is not None and not _takes_output(loss):
+        return named, loss
 
-    def call(module: nn.Module, named: dict[str, Any]) -> Any:
-        return loss_of(module(*named.values()))[0]
+    def call(module: nn.Module, batch: dict[str, Any]) -> Any:
+        output = module(**batch) if is_named else module(*batch.values())
+        return loss(output) if loss is not None else loss_of(output)[0]
 
-    return {f"input {number}": value for number, value in enumerate(tensors)}, loss or call
+    return named, call
+
+
+def _takes_output(loss: Callable[..., Any]) -> bool:
+    try:
+        takes = signature(loss).parameters.values()
+    except (TypeError, ValueError):  # some callables have none
+        return False
+    by_position = [item for item in takes if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    return len([item for item in by_position if item.default is item.empty]) == 1
 
 
 # ---- the update of a rank of ZeroRedundancyOptimizer ----

@@ -28,9 +28,9 @@ from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.settings.run_config import CUDA, FREED, LIGHTNING
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.training import OPTIMIZERS
-from bertscope.torch_access import compiled_paths, operator_name, storage_key, torch, tree_leaves
+from bertscope.torch_access import compiled_paths, operator_name, storage_key, torch, tree_leaves, tree_map
 from bertscope.torch_access.distributed import held_tensors, process_group, tensors_in, watched_gathers
-from bertscope.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, mark_valid
+from bertscope.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, fake_as, mark_valid
 from bertscope.tracing.log import Call, Position, RunLog, tensors
 from bertscope.tracing.record import SETUP, Device, Recorder, hooks
 
@@ -64,7 +64,8 @@ def fake_run(step: ModelStep) -> MemoryTrace:
         recorder.run_compiled()
     with recorder.watching():
         step.start(run_config.changed(loop=loop, accumulate=micro_batches))
-        if run_config.parallelism.world_size > 1:  # FSDP allocates in its first step what it keeps
+        if run_config.parallelism.world_size > 1 or run_config.objects:
+            # FSDP, or a caller's optimizer, allocates in its first step what it keeps.
             step.run(recorder.unrecorded)
         if run_config.has_gradients_before:
             step.advance(recorder.unrecorded, FORWARD)
@@ -207,6 +208,7 @@ class FakeDevice(StepDevice):
     def __init__(self, step: ModelStep) -> None:
         super().__init__(step)
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
+        self.outside: dict[int, tuple[Any, Any]] = {}  # a real tensor's id -> the tensor, and the fake one for it
         mark_valid(step.inputs, step.run_config.padding)
         self.has_labels = any("label" in name for name in step.inputs)  # the model's own code may select the valid ones
 
@@ -221,12 +223,26 @@ class FakeDevice(StepDevice):
             out = self.answers.valid(operator, args)
         if out is None and self.has_labels and not kwargs and not self.recorder.tracker.path():
             out = all_valid(operator, args)
+        if out is None and self.step.run_config.objects:
+            args, kwargs = tree_map(self._fake, (args, kwargs))
         if out is None:
             out = _RESULTS.run(operator, args, kwargs)
         self.answers.note(operator, args, out)
         if is_update and operator_name(operator) in ("mul_", "_foreach_mul_"):
             self.answers.note_products(args[0])
         return out
+
+    def _fake(self, value: Any) -> Any:
+        """Return the fake tensor for a real one to which the caller's code refers, such as labels: a further input."""
+        if not isinstance(value, torch.Tensor) or hasattr(value, "fake_mode"):
+            return value
+        if id(value) not in self.outside:
+            fake = fake_as(value, torch.empty(0))
+            self.outside[id(value)] = value, fake
+            size = fake.untyped_storage().nbytes()
+            number = self.recorder.log.hold(Block("inputs", "", "", tuple(fake.shape), str(fake.dtype)[6:]), size)
+            self.recorder._follow(number, fake.untyped_storage())
+        return self.outside[id(value)][1]
 
     def number(self, tensor: Any) -> Any:
         """Return the value of a one-element tensor; other numbers that an optimizer reads are step counters."""
@@ -292,9 +308,10 @@ class StepRecorder(Recorder):
 
     def record_update(self) -> None:
         """Record an optimizer step after the first one, which creates the optimizer's state."""
-        with self.unrecorded(OPTIMIZER):
-            self.step.optimizer.step()  # type: ignore[union-attr]  # the caller has looked
-        self.hold_state()
+        if not self.step.run_config.objects:  # else a whole step has run
+            with self.unrecorded(OPTIMIZER):
+                self.step.optimizer.step()  # type: ignore[union-attr]  # the caller has looked
+            self.hold_state()
         self.step.run(self.recorded)
 
     def hold_state(self) -> None:
@@ -310,7 +327,7 @@ class StepRecorder(Recorder):
                 self._follow(number, tensor.untyped_storage())
                 is_state = block.part == "optimizer_state"
                 self.parameters[number] = block.path.rpartition(".")[0] if is_state else block.path
-                if block.part == "gradients":  # the step may free them
+                if block.part == "gradients" or run_config.objects:  # the step may free them
                     self.living[number] = None
 
     def update_key(self) -> Hashable:
@@ -330,6 +347,7 @@ class StepRecorder(Recorder):
             return layout, seen.setdefault(key, len(seen)), known
 
         params = self.step.model.named_parameters()
+        chosen += tuple(item.value for item in self.step.run_config.objects)
         return chosen, torch.get_num_threads(), tuple((path, kind(param), kind(param.grad)) for path, param in params)
 
     def assigned(self, name: str, value: Any, number: int = 0) -> None:

@@ -151,7 +151,7 @@ class Simulator:
         """
         size = mini_batch(run_config.loss)
         batch = run_config.batch - size
-        if not self.one_batch and batch >= SMALLEST and (run_config.device == CUDA or not size):
+        if not (self.one_batch or run_config.objects) and batch >= SMALLEST and (run_config.device == CUDA or not size):
             scalable = self._scalable(replace(run_config, batch=SMALLEST))
             if scalable is not None:
                 return scalable.scaled(batch)
@@ -167,7 +167,8 @@ class Simulator:
 
     def scalable_trace(self, run_config: RunConfig) -> MemoryTrace | None:
         """Return the trace from which all batches are scaled; None if its events change with the batch."""
-        return None if mini_batch(run_config.loss) else self._scalable(replace(run_config, batch=SMALLEST))
+        is_scalable = not (mini_batch(run_config.loss) or run_config.objects)
+        return self._scalable(replace(run_config, batch=SMALLEST)) if is_scalable else None
 
     def _computed_scalable(self, run_config: RunConfig) -> MemoryTrace | None:
         scalable: MemoryTrace | None = None

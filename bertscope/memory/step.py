@@ -12,11 +12,13 @@ from typing import Any
 
 from bertscope.config import HEADS, MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, name_of
+from bertscope.memory import optimizers
 from bertscope.memory.trace import Block
 from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
+from bertscope.settings.rows import CodeObject
 from bertscope.settings.run_config import (
     CUDA,
     FLASH_KERNELS,
@@ -27,12 +29,12 @@ from bertscope.settings.run_config import (
     TRAINING,
     RunConfig,
 )
-from bertscope.settings.training import MODEL, OPTIMIZERS
+from bertscope.settings.training import CUSTOM, MODEL, NO_OPTIMIZER, OPTIMIZERS
 from bertscope.sources.find import teachers
-from bertscope.sources.model_source import ModelSource, built_for_counting
+from bertscope.sources.model_source import ModelSource, as_source_error, built_for_counting
 from bertscope.torch_access import compile_module, nn, storage_key, torch, tree_map
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
-from bertscope.tracing.fake_tensors import attribute_tensors, valid_tokens
+from bertscope.tracing.fake_tensors import attribute_tensors, state_tensors, trainable, valid_tokens
 from bertscope.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
 from bertscope.tracing.log import tensors
 from bertscope.tracing.losses import add_teacher, batch_of_texts
@@ -319,10 +321,8 @@ class ModelStep:
             yield "communication", path, bucket
         paths: dict[torch.Tensor, str] = {param: path for path, param in self.model.named_parameters()}
         optimizer: Any = getattr(self.optimizer, "optim", self.optimizer)  # of this rank, with ZeRO
-        for param, state in optimizer.state.items() if optimizer is not None else ():
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    yield "optimizer_state", f"{paths[param]}.{name}", value
+        for param, name, tensor in state_tensors(optimizer) if optimizer is not None else ():
+            yield "optimizer_state", f"{paths.get(param, '')}.{name}", tensor
         for path, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 yield "gradients", path, parameter.grad
@@ -400,6 +400,8 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
         )
     labels = run_config.mode != INFERENCE and run_config.loss == MODEL
     inputs = inputs_for(model, run_config.batch, run_config.seq, labels=labels, described=run_config.input)
+    if "example_inputs" in vars(model):  # inputs of a Python call, which are complete
+        return batch_of_texts(run_config, inputs)
     ids = inputs.get("input_ids") if isinstance(inputs, dict) else None
     if run_config.padding and ids is None:
         raise SelectionError(f"{type(model).__name__} takes no input_ids; leave {name_of('padding')} out")
@@ -418,26 +420,50 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
 
 def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
     """Return the trainable parameters' optimizer; None if there are none, or no optimizer step."""
-    trainable = [param for param in params if param.requires_grad]
-    row = OPTIMIZERS.get(run_config.optimizer)
-    if row is None or run_config.mode != "training" or not trainable:
+    params = list(params)
+    trained = trainable(params)
+    if run_config.optimizer == NO_OPTIMIZER or run_config.mode != TRAINING or not trained:
         return None
-    optimizer: Any = getattr(torch.optim, row.class_name, None)
-    if not row.in_torch:
-        from bertscope.memory import optimizers
-
-        optimizer = getattr(optimizers, row.class_name)
+    if isinstance(run_config.optimizer, CodeObject):
+        return _given_optimizer(run_config.optimizer, params, run_config)  # type: ignore[no-any-return]
+    row = OPTIMIZERS.get(run_config.optimizer)
+    if row is None:
+        raise SelectionError(
+            f"{name_of('optimizer')} {CUSTOM} is an optimizer object or class, which only a Python call can give: "
+            "bertscope.estimate(model, inputs, optimizer=optimizer)"
+        )
+    optimizer: Any = getattr(torch.optim if row.in_torch else optimizers, row.class_name)
     # A learning rate of 0 keeps the weights; memory and FLOPs are the same.
     arguments = {"lr": 0.0, **run_config.optimizer_arguments}
     if run_config.parallelism.row.divides_optimizer:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(trainable, optimizer, **arguments)
+        return ZeroRedundancyOptimizer(trained, optimizer, **arguments)
     # Operators over all parameters of a group take no DTensors together with other tensors.
-    divided = {is_wrapped: [param for param in trainable if is_wrapper(type(param)) == is_wrapped]
+    divided = {is_wrapped: [param for param in trained if is_wrapper(type(param)) == is_wrapped]
                for is_wrapped in (False, True)}  # fmt: skip
     groups = [{"params": group} for group in divided.values() if group]
     return optimizer(groups, **arguments)  # type: ignore[no-any-return]
+
+
+def _given_optimizer(custom: CodeObject, params: list[nn.Parameter], run_config: RunConfig) -> Any:
+    """Return the optimizer of the caller's program for a copy of the model, with torch's choice of implementation."""
+    if run_config.parallelism.world_size > 1:
+        raise SelectionError(f"the optimizer {custom.label} is estimated in one process; leave the ranks out")
+    with as_source_error(f"the optimizer {custom.label}"):
+        optimizer = custom.value(params)
+    step = optimizer.step
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        """Run the step; an error in it is about the optimizer and not about the model."""
+        with as_source_error(f"{custom.label}.step on fake tensors, which have no values"):
+            return step(*args, **kwargs)
+
+    optimizer.step = guarded
+    chosen = run_config.optimizer_arguments
+    for group in (group for group in optimizer.param_groups if not group.get("fused")):
+        group |= {name: value for name, value in chosen.items() if group.get(name, 0) is None}
+    return optimizer
 
 
 def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:

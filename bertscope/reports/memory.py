@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from importlib import import_module
 from typing import Any
 
-from bertscope.errors import SourceError
+from bertscope.errors import SelectionError, SourceError
 from bertscope.frozen import Record
 from bertscope.gpus import Gpu
 from bertscope.reports.base import SCHEMA, Note, Row, Subject, TableReport, as_data
@@ -263,6 +263,45 @@ class MemoryReport(StepReport[Variant], kind="memory", rows_in="variants"):
     units: str = ""  # modules whose parameters FSDP gathers together, such as `12 x BertLayer`
     inputs_given: bool = False  # by a Python program; `run` then has no sizes
 
+    @property
+    def peak_bytes(self) -> int:
+        """Return the highest sum of live tensors, of the first variant."""
+        return self._cost.peak_bytes
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Return the most segments of the allocator, of the first variant; None on a CPU."""
+        return self._cost.reserved_bytes
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Return what the first variant takes on the GPU: reserved and the largest context; on a CPU the peak."""
+        return self._cost.gpu_bytes
+
+    @property
+    def _cost(self) -> StepCost:
+        cost = self.variants[0].cost
+        if cost is None:
+            raise SelectionError(f"nothing was measured: {self.variants[0].failure}")
+        return cost
+
+    def fits(self, gpu: str | int) -> bool:
+        """Return True if a variant fits for certain on a GPU: a name, the index of one here, bytes, or `16GiB`.
+
+        The step is estimated anew for a GPU; bytes are a limit on the device of this estimate. Raises SelectionError
+        for a report that is not from `estimate`.
+
+        >>> bertscope.estimate("bert-tiny").fits("t4")
+        True
+        """
+        elsewhere = vars(self).get("elsewhere")
+        if elsewhere is None:
+            raise SelectionError("only the report that estimate returns knows its model; estimate with the gpu")
+        return any(variant.answer == YES for variant in elsewhere(gpu).variants)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "elsewhere"}
+
     def plot(self) -> Any:
         """Return the memory over time as a figure of matplotlib, which a notebook shows.
 
@@ -325,6 +364,11 @@ class FitReport(StepReport[FitRow], kind="fit"):
     def fits(self) -> bool:
         """Return True if any variant fits."""
         return any(row.fits for row in self.rows)
+
+    @property
+    def batch(self) -> int:
+        """Return the largest batch that fits, of all variants; 0 if none fits."""
+        return max(row.batch for row in self.rows)
 
 
 class LengthsRow(CostRow):

@@ -93,6 +93,11 @@ class CountReport(TableReport[CountRow], kind="count"):
     unknown: tuple[str, ...] = ()
     sums: tuple[WrittenSum, ...] = ()  # of a model with repeated layers
 
+    @property
+    def total(self) -> int:
+        """Return the unique parameters: every tensor once."""
+        return self.totals.distinct_params
+
     def _found(self, key: str) -> list[CountRow]:
         """Return a key's rows; without any, the sum of the rows below a module of this path or end of path."""
         matches = super()._found(key)
@@ -271,6 +276,11 @@ class FlopsReport(TableReport[FlopsRow], kind="flops"):
     loss: str = ""
     encoder_seq: int | None = None  # the length of the encoder's input or states, if cross-attention reads them
     traced_layers: int | None = None  # number of layers that ran; the others are equal and multiplied
+
+    @property
+    def total(self) -> int:
+        """Return the matmul FLOPs of the run; a multiply-add is 2."""
+        return self.rows[0].total.matmul_flops
 
     @property
     def is_local(self) -> bool:

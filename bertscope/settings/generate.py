@@ -82,7 +82,9 @@ def _type(row: Row) -> str:
     plain = "int | str" if row.is_size else row.kind.__name__ + " | str" * row.or_file
     one = _alias(row) if row.choices and not row.convert else plain
     if row.name == "loss":
-        return "str | Callable[[Any, Any], Any]"
+        return "str | Callable[..., Any]"
+    if row.name == "optimizer":
+        return 'Optimizer | "torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]"'
     text = f"{one} | Sequence[{one}]" if one in ("str", "int") else f"{one} | str | Sequence[{one}]"
     several = row.is_list or row.name in ("batch", "seq", "precision", "checkpointing", "gpu")
     return (text if several else one) + (" | None" if row.default is None else "")
@@ -106,7 +108,9 @@ def keywords() -> str:
         "from collections.abc import Callable, Sequence\nfrom typing import TYPE_CHECKING, Any, Literal, TypedDict\n\n"
     )
     text += "if TYPE_CHECKING:\n    from os import PathLike\n\n    from bertscope.reports.memory import TrainingFile\n"
-    text += "    from bertscope.reports.plan import PlanReport\n    from bertscope.torch_access import torch\n\n"
+    text += "    from bertscope.reports.plan import PlanReport\n"
+    text += "    from bertscope.settings.training import TrainingArguments\n"
+    text += "    from bertscope.torch_access import torch\n\n"
     for row in worded:
         line = f"{_alias(row)} = Literal{json.dumps(list(row.choices))}\n"
         each = "".join(f'    "{word}",\n' for word in row.choices)
@@ -118,7 +122,7 @@ def keywords() -> str:
 class Files(GivenInputs, total=False):
     \"\"\"Files from which settings come: TrainingArguments, and the JSON of a plan.\"\"\"
 
-    training_file: "TrainingFile | str | PathLike[str] | None"
+    training_file: "TrainingFile | TrainingArguments | str | PathLike[str] | None"
     plan: "PlanReport | str | PathLike[str] | None"
 """
     parent = "Files"

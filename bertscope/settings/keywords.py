@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
     from bertscope.reports.memory import TrainingFile
     from bertscope.reports.plan import PlanReport
+    from bertscope.settings.training import TrainingArguments
     from bertscope.torch_access import torch
 
 Mode = Literal["inference", "evaluation", "forward", "training"]
@@ -31,6 +32,7 @@ Optimizer = Literal[
     "adamw-8bit",
     "adamw-transformers",
     "adafactor-transformers",
+    "custom",
 ]
 OptimizerImplementation = Literal["default", "loop", "foreach", "fused"]
 Loop = Literal["plain", "trainer", "freed", "lightning"]
@@ -51,7 +53,7 @@ class GivenInputs(TypedDict, total=False):
 class Files(GivenInputs, total=False):
     """Files from which settings come: TrainingArguments, and the JSON of a plan."""
 
-    training_file: "TrainingFile | str | PathLike[str] | None"
+    training_file: "TrainingFile | TrainingArguments | str | PathLike[str] | None"
     plan: "PlanReport | str | PathLike[str] | None"
 
 
@@ -61,7 +63,7 @@ class FitSettings(Files, total=False):
     seq: int | Sequence[int]
     mode: Mode
     precision: Precision | str | Sequence[Precision]
-    optimizer: Optimizer
+    optimizer: Optimizer | "torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]"
     optimizer_implementation: OptimizerImplementation
     momentum: float
     weight_decay: float
@@ -71,7 +73,7 @@ class FitSettings(Files, total=False):
     grad_scaler: bool
     ema: bool
     loop: Loop
-    loss: str | Callable[[Any, Any], Any]
+    loss: str | Callable[..., Any]
     pairs: int | None
     hard_negatives: int
     eval_batch: int | None

@@ -10,7 +10,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from bertscope.errors import name_of, suggestion
 from bertscope.frozen import Record
-from bertscope.settings.rows import NO_PERMIT, RENAMED, CodeName, SettingError, Settings, no_effect, quoted, rows
+from bertscope.settings.rows import (
+    NO_PERMIT,
+    RENAMED,
+    CodeName,
+    CodeObject,
+    SettingError,
+    Settings,
+    no_effect,
+    quoted,
+    rows,
+)
 from bertscope.settings.run_config import ESTIMATED, QUESTIONS, Limit, RunConfig
 
 Report = TypeVar("Report")
@@ -49,7 +59,8 @@ def read_settings(
             if not origin:
                 raise
             raise SettingError(error.spelled({}), error.names, where=origin) from None
-        values = tuple(map(CodeName, values)) if permit and table[name].names_code else values
+        if permit and table[name].names_code:
+            values = tuple(value if isinstance(value, CodeObject) else CodeName(value) for value in values)
         source[name] = Value(values, origin, is_default)
     return source
 

@@ -40,6 +40,26 @@ class CodeName(str):
     __slots__ = ()
 
 
+class CodeObject(str):
+    """A text for an object of the caller's program, which is its `value`: an optimizer, or a function as loss.
+
+    It is equal to its text, such as `adamw`, `custom` or `model`, and no command can name the object itself; `label` is
+    the name of its class or function.
+    """
+
+    value: Any
+    label: str
+
+    def __new__(cls, text: str, value: Any, label: str) -> Self:
+        instance = super().__new__(cls, text)
+        instance.value, instance.label = value, label
+        return instance
+
+    def __reduce__(self) -> Any:
+        """Return the plain text for a copy or another process."""
+        return str, (str(self),)
+
+
 def permits_of(*records: object) -> tuple[str, ...]:
     """Return the names with a permit in the fields of records, for a process that computes with the same records."""
     values = [value for record in records if record is not None for value in vars(record).values()]
@@ -173,7 +193,7 @@ class Row(Record):
                 item = parse_bytes(item)
             if self.kind is float and type(item) is int:
                 item = float(item)
-            if type(item) in (self.kind, CodeName) or (self.or_file and type(item) is str):
+            if type(item) in (self.kind, CodeName, CodeObject) or (self.or_file and type(item) is str):
                 is_open = not self.choices or self.convert is not None
                 is_word = isinstance(item, str) and item != "" and (is_open or item in self.choices)
                 if is_word or (not isinstance(item, str) and (type(item) is bool or self.low <= item < self.below)):

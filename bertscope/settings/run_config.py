@@ -24,9 +24,10 @@ from bertscope.settings.checkpointing import (
     takes_reentrant,
 )
 from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
-from bertscope.settings.rows import RULES, Row, Rule, Settings, is_code, row, rows
+from bertscope.settings.rows import RULES, CodeObject, Row, Rule, Settings, is_code, row, rows
 from bertscope.settings.training import (
     ADAMW,
+    CUSTOM,
     EVALUATING_KEYS,
     FORMS,
     IMPLEMENTATIONS,
@@ -149,8 +150,9 @@ class RunConfig(Settings):
         FP16.name: _AUTOCAST_FP16}, FP32.name), },
     )
     optimizer: str = row(
-        ADAMW, "The optimizer, such as adamw or sgd. Its other arguments have their defaults.", section="common",
-        choices=(NO_OPTIMIZER, *OPTIMIZERS), text="optimizer {}", concerns=_OF_TRAINING,
+        ADAMW, "The optimizer, such as adamw or sgd. Its other arguments have their defaults. custom is an optimizer "
+        "object or class that a Python call gives.", section="common",
+        choices=(NO_OPTIMIZER, *OPTIMIZERS, CUSTOM), text="optimizer {}", concerns=_OF_TRAINING,
         trainer={"optim": words(TRAINER_OPTIMIZERS, ADAMW),
         **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
     )
@@ -291,6 +293,11 @@ class RunConfig(Settings):
     def compute_precision(self) -> str:
         """Return the precision of matrix products."""
         return self.autocast or self.precision
+
+    @property
+    def objects(self) -> tuple[CodeObject, ...]:
+        """Return the objects of the caller's program among the values; nothing about such a run is cached."""
+        return tuple(value for value in (self.optimizer, self.loss) if isinstance(value, CodeObject))
 
     @property
     def waiting_batches(self) -> int:

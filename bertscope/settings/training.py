@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, Protocol
 
 from bertscope.errors import SelectionError
 from bertscope.frozen import Record
@@ -97,6 +97,7 @@ OPTIMIZERS = {
     ),
 }  # fmt: skip
 NO_OPTIMIZER = "none"
+CUSTOM = "custom"  # an optimizer of a Python program whose class has no row
 LEANER = {"8bit": "adamw-8bit", "sgd": "sgd"}  # than AdamW, by the words of `plan --may-change`
 # Words of `optim` in TrainingArguments.
 TRAINER_OPTIMIZERS = {word: name for name, row in OPTIMIZERS.items() for word in row.trainer}
@@ -192,6 +193,13 @@ def losses_with(setting: str) -> str:
 
 _NAMES = ("activation", "gradient")  # of checkpointing, since transformers 5.23 and before
 Rule = Callable[[Any, Mapping[str, Any]], Any]
+
+
+class TrainingArguments(Protocol):
+    """The arguments of a Trainer, an object of transformers."""
+
+    def to_json_string(self) -> str:
+        """Return them as JSON."""
 
 
 class NotModelledError(Exception):

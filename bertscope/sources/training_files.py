@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from bertscope.errors import BertscopeError, SourceError
-from bertscope.files import Entry, read_mapping, read_text, readable
+from bertscope.files import Entry, read_json, read_mapping, read_text, readable
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
 from bertscope.reports.memory import TrainingFile, TrainingKey
@@ -23,7 +23,7 @@ from bertscope.reports.plan import PlanReport
 from bertscope.settings.checkpointing import FULL, NONE, Checkpointing
 from bertscope.settings.request import read_settings
 from bertscope.settings.run_config import AUTOCAST, SETTINGS, TRAINER
-from bertscope.settings.training import NotModelledError, whole_number
+from bertscope.settings.training import NotModelledError, TrainingArguments, whole_number
 from bertscope.units import BF16, FP16
 
 _WANTED = (
@@ -130,8 +130,8 @@ def _formats() -> tuple[_Format, ...]:
     return tuple(formats)
 
 
-def read_training_file(path: Path | str) -> TrainingFile:
-    """Return the settings in a `TrainingArguments` JSON or an accelerate config.
+def read_training_file(path: Path | str | TrainingArguments) -> TrainingFile:
+    """Return the settings in a `TrainingArguments` object or JSON, or in an accelerate config.
 
     Raises SourceError for a file that is neither, with its line if it has one, and ConfigError for a value that no
     run has.
@@ -139,10 +139,11 @@ def read_training_file(path: Path | str) -> TrainingFile:
     >>> bertscope.read_training_file("args.json").fields["accumulate"]  # of TrainingArguments.to_json_string()
     4
     """
-    path = Path(path)
+    text = "" if isinstance(path, str | os.PathLike) else path.to_json_string()
+    path = Path(path if isinstance(path, str | os.PathLike) else type(path).__name__)
     _refuse_archive(path)
     try:
-        entries = read_mapping(path)
+        entries = read_json(text, path) if text else read_mapping(path)
     except SourceError as error:  # the remedy after the semicolon names presets
         raise SourceError(f"{error.message.partition(';')[0]}; {_WANTED}", where=error.where) from None
     form = next((form for form in _formats() if not entries.keys().isdisjoint(form.identifying)), None)

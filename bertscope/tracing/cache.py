@@ -83,6 +83,8 @@ def _place(kind: str, source: ModelSource, run_config: RunConfig, thread_count: 
     """Return a result's file; None without a cache for this model."""
     try:
         sources = [source, *teachers(run_config.loss)]
+        if run_config.objects:
+            return None
         folder = None if _uncached or any(one.has_own_dtypes for one in sources) else cache_folder()[0]
         return folder and folder / f"{_key(kind, sources, run_config, str(thread_count or threads()))}{_SUFFIX}"
     except (BertscopeError, OSError):  # a function in place of a name; a file that cannot be read

@@ -1,4 +1,4 @@
-"""Fake copies of modules: their tensors have shapes, strides and a device, and no bytes."""
+"""Fake copies of modules and optimizers: their tensors have shapes, strides and a device, and no bytes."""
 
 import contextlib
 import copy
@@ -7,12 +7,15 @@ import gc
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from typing import Any, TypeVar
 
-from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, SourceError
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, SourceError, name_of
 from bertscope.model.modules import MAX_REAL_BYTES, at_most_real_bytes, note_values
+from bertscope.settings.rows import CodeObject
+from bertscope.settings.training import CUSTOM, OPTIMIZERS
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import (
     always,
@@ -29,6 +32,7 @@ from bertscope.torch_access import (
     tree_map,
 )
 from bertscope.tracing.inputs import running, with_values
+from bertscope.tracing.log import tensors
 from bertscope.units import bytes_text
 
 _Found = TypeVar("_Found")
@@ -78,7 +82,7 @@ def fake_copy(module: nn.Module, device: str = "cpu") -> Any:
     """
     attributes = (tensor for inner in module.modules() for tensor in attribute_tensors(inner))
     like = torch.empty(0, device=device)
-    memo = {id(tensor): _fake(tensor, like) for tensor in (*module.parameters(), *module.buffers(), *attributes)}
+    memo = {id(tensor): fake_as(tensor, like) for tensor in (*module.parameters(), *module.buffers(), *attributes)}
     try:
         return copy.deepcopy(module, memo)
     except (TypeError, RuntimeError, NotImplementedError) as error:
@@ -92,7 +96,7 @@ def attribute_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_leaves(attributes) if isinstance(leaf, torch.Tensor))
 
 
-def _fake(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def fake_as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return an empty tensor of that layout, fake if `like` is, on the device of `like`."""
     if nn.parameter.is_lazy(tensor):
         raise SelectionError("a lazy module has no shapes yet; run it once first")
@@ -103,10 +107,10 @@ def _fake(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
-def fake_like(tree: Any) -> Any:
-    """Return the same structure with fake CPU tensors; a tensor that occurs twice becomes one."""
-    like = torch.empty(0)
-    fakes = {id(leaf): _fake(leaf, like) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
+def fake_like(tree: Any, device: str = "cpu") -> Any:
+    """Return the same structure with fake tensors, or those on meta; a tensor that occurs twice becomes one."""
+    like = torch.empty(0, device=device)
+    fakes = {id(leaf): fake_as(leaf, like) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
     return tree_map(lambda leaf: fakes.get(id(leaf), leaf), tree)
 
 
@@ -165,6 +169,113 @@ def _clear_caches(model: nn.Module) -> None:
     for item in gc.get_objects():
         if type(item) is kind and item.__module__ in places:
             item.cache_clear()
+
+
+# ---- fake copies of optimizers ----
+
+_GROUP_FLAGS = {"fused": {True: "fused"}, "foreach": {True: "foreach", False: "loop"}}  # -> the implementation
+
+
+def given_optimizer(optimizer: Any, params: Sequence[nn.Parameter]) -> dict[str, Any]:
+    """Return the settings for an optimizer object of a model with these parameters, or for a class or function.
+
+    A class of torch.optim is its row; any other class or function is called with the trainable parameters. An object is
+    kept as a copy on meta, which refers to none of the caller's tensors. Raises SelectionError for an optimizer that
+    cannot be copied or has other parameters, and for one that runs forward and backward in its step.
+    """
+    is_object = isinstance(optimizer, torch.optim.Optimizer)
+    kind = type(optimizer) if is_object else optimizer
+    if not callable(kind):
+        raise SelectionError(
+            f"{name_of('optimizer')} takes a word such as adamw, an optimizer of torch.optim or another package, or a "
+            f"function that returns one for parameters; got {type(kind).__name__}"
+        )
+    label = getattr(kind, "__name__", type(kind).__name__)
+    closure = signature(getattr(kind, "step", int)).parameters.get("closure") if isinstance(kind, type) else None
+    if closure is not None and closure.default is closure.empty:
+        raise SelectionError(
+            f"{label}.step takes a closure, which runs forward and backward inside the step, as often as the values "
+            "say; an estimate has no values: measure it with bertscope.watch, or give another optimizer"
+        )
+    classes = {getattr(torch.optim, row.class_name, None): word for word, row in OPTIMIZERS.items() if row.in_torch}
+    word = classes.get(kind, CUSTOM)
+    if not is_object:
+        custom = CodeObject(CUSTOM, lambda params: kind(trainable(params)), label)
+        return {"optimizer": custom if word == CUSTOM else word}
+    numbers = {id(param): number for number, param in enumerate(params)}
+    stand_ins = [fake_as(param, torch.empty(0, device="meta")) for param in params]
+    copied, held = _copied(optimizer, dict(zip(numbers, stand_ins, strict=True)), "meta")
+    if not numbers.keys() & held:
+        raise SelectionError(f"{label} has none of the model's parameters; make it with model.parameters()")
+
+    def on(new_params: Sequence[nn.Parameter]) -> Any:
+        """Return the optimizer of a copy of the model."""
+        return _copied(copied, {id(old): new for old, new in zip(stand_ins, new_params, strict=True)}, "cpu")[0]
+
+    flags = ((forms, copied.param_groups[0].get(flag)) for flag, forms in _GROUP_FLAGS.items())
+    forms = [forms[value] for forms, value in flags if value in forms]
+    implementation = {"optimizer_implementation": forms[0]} if forms and word != CUSTOM else {}
+    return {"optimizer": CodeObject(word, on, label), **implementation}
+
+
+def trainable(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Return the parameters that have a gradient."""
+    return [param for param in params if param.requires_grad]
+
+
+def optimizer_parts(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and those inside it, as in Lookahead."""
+    yield optimizer
+    for value in vars(optimizer).values():
+        if isinstance(value, torch.optim.Optimizer):
+            yield from optimizer_parts(value)
+
+
+def state_tensors(optimizer: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
+    """Yield what an optimizer holds: each tensor with its name, and its parameter if the state says it.
+
+    Attributes may be copies of the parameters in fp32, whose gradients stay from step to step.
+    """
+    for part in optimizer_parts(optimizer):
+        for param, state in part.state.items():
+            for name, value in state.items() if isinstance(state, Mapping) else ():
+                yield from ((param, name, tensor) for tensor in tensors(value))
+        for tensor in attribute_tensors(part):
+            yield None, "", tensor
+            if tensor.is_leaf and tensor.grad is not None:
+                yield None, "", tensor.grad
+
+
+def _copied(optimizer: Any, params: Mapping[int, torch.Tensor], device: str) -> tuple[Any, set[int]]:
+    """Return a copy of an optimizer with other parameters, and the ids of the tensors that the optimizer refers to.
+
+    `params` are the new parameters by the ids of the old ones; other tensors are empty ones on the device. Hooks, and
+    methods that a scheduler has wrapped, are not copied: they refer to the caller's optimizer.
+    """
+    like, parts = torch.empty(0, device=device), list(optimizer_parts(optimizer))
+    known = [tensor for part in parts for tensor in (*attribute_tensors(part), *part.state)]
+    memo: dict[int, Any] = {id(tensor): fake_as(tensor, like) for tensor in known if id(tensor) not in params}
+    memo |= {**params} | {id(part): object.__new__(type(part)) for part in parts}
+    try:
+        for part in parts:
+            attributes = {name: value for name, value in vars(part).items() if not _is_wrapped(part, name, value)}
+            vars(memo[id(part)]).update(copy.deepcopy(attributes, memo))
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise SelectionError(f"{type(optimizer).__name__} cannot be copied to be estimated: {error}") from None
+    for part in parts:
+        vars(memo[id(part)]).update({name: type(value)() for name, value in vars(part).items() if _are_hooks(name)})
+    return memo[id(optimizer)], set(map(id, known))
+
+
+def _are_hooks(name: str) -> bool:
+    return name.endswith("_hooks")
+
+
+def _is_wrapped(optimizer: Any, name: str, value: Any) -> bool:
+    return _are_hooks(name) or (callable(value) and hasattr(type(optimizer), name))
+
+
+# ---- operators on fake tensors ----
 
 
 _Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, int]

@@ -12,6 +12,7 @@ from typing import Any
 
 from bertscope.errors import SelectionError, name_of
 from bertscope.model.lora import base_model_of
+from bertscope.settings.rows import CodeObject
 from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import MODEL, loss_parts
 from bertscope.sources.model_source import ModelSource
@@ -46,6 +47,9 @@ def loss_function(run_config: RunConfig, *, is_short: bool = False) -> Callable[
 
     With `is_short` two of equal mini-batches run; the others only leave their embeddings.
     """
+    if isinstance(run_config.loss, CodeObject):
+        function: Callable[[nn.Module, Batch], Any] = run_config.loss.value
+        return function
     name, argument = loss_parts(run_config.loss)
     if name == MODEL:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertscope.errors import named, one_line, shown
-from bertscope.reports.base import UNCOUNTED, Note, Subject
+from bertscope.reports.base import PYTHON_ONLY, UNCOUNTED, Note, Subject
 from bertscope.settings.run_config import AUTOCAST, CPU, INFERENCE
 from bertscope.units import bytes_text, count_text, flops_text
 
@@ -64,6 +64,8 @@ def note_text(note: Note) -> str:
         case "cpu_scratch_not_counted":  # UNCOUNTED
             on_cpu = f"scratch of {values['kernels']} on a CPU is not counted"
             return on_cpu if values["device"] == CPU else "cuDNN workspaces (0 to 3.5 GB) not counted"
+        case "python_only":
+            return f"only Python repeats this answer: {' and '.join(values['names'])} cannot be typed as a command"
         case "plan_unchanged":
             return f"{values['names']} cannot change: {shown(values['why'])}"
         case "why_no_frames":
@@ -72,8 +74,9 @@ def note_text(note: Note) -> str:
 
 
 def uncounted(report: Any) -> list[str]:
-    """Return a sentence on the kernels whose scratch an estimate leaves out."""
-    return [note_text(note) for note in getattr(report, "notes", ()) if note.key == UNCOUNTED]
+    """Return sentences on the kernels whose scratch an estimate leaves out, and on what no command repeats."""
+    shown_below = (UNCOUNTED, PYTHON_ONLY)
+    return [note_text(note) for note in getattr(report, "notes", ()) if note.key in shown_below]
 
 
 def training_file_notes(file: TrainingFile, device: str) -> Iterator[str]:

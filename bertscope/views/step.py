@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import named, one_line
+from bertscope.reports.base import PYTHON_ONLY
 from bertscope.reports.memory import EVALUATING, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, RunHistory, StepCost, StepTime, TimeRange
 from bertscope.settings.generate import changed, row_words
@@ -238,8 +239,10 @@ def margin_text(margin: float) -> str:
 def next_command(report: Any, name: str, why: str, python: str = "", /, **changes: Any) -> str:
     """Return what to do next and, below it, the command for the model and the settings of a report with changes.
 
-    In Python it is the call of the function of that name, or this code.
+    In Python it is the call of the function of that name, or this code. Empty if no command can name what was given.
     """
+    if any(note.key == PYTHON_ONLY for note in getattr(report, "notes", ())):
+        return ""
     limit = getattr(report, "budget_bytes", None)
     has_limit = limit is not None and name != "estimate"
     limits = {"gpu": report.gpu.name} if report.gpu else {"budget": limit} if has_limit else {}

@@ -39,6 +39,9 @@ def peak_bytes(
     make_held_out: Callable[[torch.nn.Module], dict[str, torch.Tensor]] | None = None,
     held_out_batches: int = 2,
     keeps_logits: bool = False,
+    criterion: Callable[[Any], torch.Tensor] = lambda output: (
+        output.loss if getattr(output, "loss", None) is not None else output[0].sum()
+    ),
 ) -> int:
     """Return the highest sum of the allocator's events during the last of three steps on the CPU.
 
@@ -85,7 +88,7 @@ def peak_bytes(
                 for micro_batch in range(accumulate):
                     with torch.autocast("cpu", dtype=autocast) if autocast else nullcontext():
                         output = model(**inputs)
-                        loss = output.loss if getattr(output, "loss", None) is not None else output[0].sum()
+                        loss = criterion(output)
                     if accumulate > 1:
                         loss = loss / accumulate
                     if loop != "plain":
