@@ -602,6 +602,7 @@ def after():
     assert before == now + [torch.nn.Parameter.data, torch.cuda.is_available()]
     assert "FakeTensor" not in [kind.__name__ for kind in _foreach_supported_types]
     assert not hasattr(torch._C, "_cuda_getDeviceCount") or torch.version.cuda
+    assert torch_access.has_kernel(torch.ops.aten.silu_backward.default, "CUDA") == (torch.version.cuda is not None)
     try:
         torch.ones(1, device="cuda")
     except (AssertionError, RuntimeError):

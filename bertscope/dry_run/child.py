@@ -207,6 +207,8 @@ def record(
                 is_number = isinstance(end.code, int)
                 failure = f"{script_run.name} ended with exit code {int(end.code)}" if is_number else _text(end.code)
         except BaseException as error:
+            if isinstance(error.__cause__ or error, StopIteration) and here.recorder.updates >= script_run.steps:
+                return here.report()  # the script takes batches by `next`, of a loader that has ended
             if os.environ.get(_DEBUG, "0") not in ("", "0"):
                 traceback.print_exc()
             failure, where = _text(error), _place(error, script_run.folder)
@@ -225,7 +227,7 @@ def record(
 def installed(script_run: ScriptRun, kind: type[FakeGpu] = FakeGpu) -> Iterator[Installed]:
     """Install the GPU, what a script finds of it, the recorder and the limits; all is put back at the end."""
     with ExitStack() as stack:
-        stack.enter_context(fake_gpu(has_foreach=kind.has_foreach))
+        stack.enter_context(fake_gpu(kind.kind))
         device = kind(script_run.gpu, script_run.limit_bytes, expandable=script_run.expandable_segments)
         recorder = Recorder(device)
         limits = Limits(recorder, script_run.steps)

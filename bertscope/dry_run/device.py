@@ -32,6 +32,7 @@ from bertscope.units import bytes_text
 _MOST_INTEGERS, _MOST_NUMBERS = 2**22, 64  # elements of a tensor whose value is kept
 _FILLED = 65_536  # elements: initial values from here on are left out, which nobody reads
 _COMPARED = ("lt", "le", "gt", "ge")
+_ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "abs", "round")
 _GPU, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _aten = torch.ops.aten
 _COMPARING = (_aten.equal.default, _aten.allclose.default, _aten.is_same_size.default)
@@ -50,13 +51,41 @@ _SIZED = ("full", "zeros", "ones")  # whose first argument is a shape
 _DECISIVE = {"bitwise_or": True, "logical_or": True, "bitwise_and": False, "logical_and": False}
 
 
+class UnknownFloat(float):
+    """A float whose value is not known: arithmetic passes that on, and a comparison is reported."""
+
+    def __new__(cls, value: float, on_unknown: Callable[[str], None]) -> "UnknownFloat":
+        number = super().__new__(cls, value)
+        number.on_unknown = on_unknown  # type: ignore[attr-defined]
+        return number
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+
+def _method(name: str) -> Any:
+    original = getattr(float, f"__{name}__")
+
+    def run(number: Any, *operands: Any) -> Any:
+        if name in _COMPARED:
+            number.on_unknown(name)
+        result = original(number, *operands)
+        return UnknownFloat(result, number.on_unknown) if isinstance(result, float) else result
+
+    return run
+
+
+for _name in (*_COMPARED, *_ARITHMETIC):
+    setattr(UnknownFloat, f"__{_name}__", _method(_name))
+
+
 class FakeGpu(Device):
     """A GPU of fake tensors, with a simulated allocator.
 
     `limit_bytes` is what torch may reserve; a request above it raises torch.OutOfMemoryError, as on a GPU.
     """
 
-    kind, has_foreach, counts_random_states = "cuda", True, False  # the random state of checkpointing is on the CPU
+    kind, counts_random_states = "cuda", False  # the random state of checkpointing is on the CPU
 
     def __init__(self, gpu: Gpu | None = None, limit_bytes: int | None = None, *, expandable: bool = False) -> None:
         self.gpu = gpu
@@ -98,6 +127,8 @@ class FakeGpu(Device):
         """Run an operator on the CPU, but for the initial values of large tensors."""
         if operator in _INITIAL and args[0].numel() >= _FILLED:
             return args[0]
+        if operator is _aten.is_pinned.default:
+            return True
         if kwargs.get("pin_memory"):
             kwargs = kwargs | {"pin_memory": False}
         return operator(*args, **kwargs)
@@ -202,6 +233,11 @@ class FakeGpu(Device):
         if (known is None and not is_float) or _GUESSED in vars(tensor):
             self.on_unknown("item")
         return known.item() if known is not None else 1.0 if is_float else False if kind == torch.bool else 0
+
+    def passed_on(self, tensor: Any, number: Any) -> Any:
+        """Return the number that a script gets from a tensor; a float that is not known tells of its comparisons."""
+        is_known = self.value(tensor) is not None and _ONE not in vars(tensor)
+        return number if is_known or not isinstance(number, float) else UnknownFloat(number, self.on_unknown)
 
     def on_cpu(self, tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the tensor's copy on the CPU: its value, else zeros."""
@@ -309,8 +345,8 @@ class FakeGpu(Device):
 # In the text of an error of a kernel or a function of the driver that is not there.
 _OF_GPU = (
     "Could not run", "not implemented", "data pointer", "data_ptr", "DynamicOutput", "DataDependent",
-    "dummy base class", "'torch._C' has no attribute", "not compiled with CUDA", "ATen_cuda", "no fake impl",
-    "nested_int",
+    "dummy base class", "'torch._C' has no attribute", "not compiled with CUDA", "CUDA driver", "ATen_cuda",
+    "no fake impl", "nested_int",
 )  # fmt: skip
 _VALUE, _ONE, _GUESSED = "_bertscope_value", "_bertscope_one", "_bertscope_guessed"
 

@@ -7,9 +7,11 @@ before a script's process imports anything else.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import string
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -21,8 +23,12 @@ from bertscope.processes.child import die_with_parent
 _NEW = {"user": 0x10000000, "mount": 0x00020000, "ipc": 0x08000000, "pid": 0x20000000, "network": 0x40000000}
 _BIND, _RECURSIVE, _PRIVATE, _NOSUID, _NODEV, _DETACH = 0x1000, 0x4000, 1 << 18, 2, 4, 2
 _PIVOT_ROOT, _MOUNT_SETATTR = (155, 442) if os.uname().machine == "x86_64" else (41, 442)  # numbers of system calls
+# Of the kernel's filter: the architecture, the calls that make a socket, and the kinds that are allowed: of files, IP,
+# IPv6 and with the kernel. No network namespace holds the other kinds, such as from a virtual machine to its host.
+_ARCHITECTURE, _SOCKET = (0xC000003E, 41) if os.uname().machine == "x86_64" else (0xC00000B7, 198)
+_OTHER_CALLS, _IO_RING, _SOCKETS = 0x40000000, 425, (1, 2, 10, 16)
 _AT_RECURSIVE, _READ_ONLY = 0x8000, 1
-_NO_NEW_PRIVILEGES, _DROP_BOUND, _SECURE_BITS = 38, 24, 28
+_NO_NEW_PRIVILEGES, _DROP_BOUND, _SECURE_BITS, _FILTER = 38, 24, 28, 22
 _NO_ROOT = 0b101111  # uid 0 has no privileges, nor gets any; locked
 _KINDS = (
     "proc sysfs cgroup cgroup2 devpts mqueue devtmpfs debugfs tracefs securityfs bpf pstore configfs fusectl hugetlbfs "
@@ -209,3 +215,23 @@ def _drop_privileges(system: _System) -> None:
     _call(prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "privileges")
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     _call(system.library.capset(header, none), "privileges")
+    _call(prctl(_FILTER, 2, ctypes.byref(_SocketFilter()), 0, 0), "sockets")
+
+
+class _SocketFilter(ctypes.Structure):
+    """A program of the kernel's filter: it refuses sockets that no network namespace holds, and other ways to one."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("rows", ctypes.c_char_p))
+
+    def __init__(self) -> None:
+        load, equal, least, end, allow, deny = 0x20, 0x15, 0x35, 0x06, 0x7FFF0000, 0x00050000 | errno.EPERM
+        call, kind = 0, 16  # where the number of a call is, and its first argument
+        rows = [
+            (load, 0, 0, 4), (equal, 1, 0, _ARCHITECTURE), (end, 0, 0, deny),
+            (load, 0, 0, call), (least, 1, 0, _OTHER_CALLS), (equal, 0, 1, _IO_RING), (end, 0, 0, deny),
+            (equal, 1, 0, _SOCKET), (end, 0, 0, allow), (load, 0, 0, kind),
+        ]  # fmt: skip
+        for number in _SOCKETS:
+            rows += [(equal, 0, 1, number), (end, 0, 0, allow)]
+        rows.append((end, 0, 0, deny))
+        super().__init__(len(rows), b"".join(struct.pack("HBBI", *row) for row in rows))

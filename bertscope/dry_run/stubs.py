@@ -307,14 +307,10 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
 
     put(torch, Generator=Generator)
     put(torch, Stream=_Handle, Event=_Handle)
-    put(
-        torch.Tensor,
-        pin_memory=lambda tensor, *_: tensor,
-        is_pinned=lambda tensor, *_: False,
-        record_stream=always(None),
-    )
+    put(torch.Tensor, record_stream=always(None))
     put(
         device.fake,
+        item=lambda tensor: device.passed_on(tensor, torch.Tensor.item(tensor)),
         tolist=lambda tensor: device.on_cpu(tensor).tolist(),
         __format__=lambda tensor, spec: format(tensor.item(), spec) if tensor.dim() == 0 and spec else repr(tensor),
     )
@@ -364,14 +360,14 @@ def _save_layouts(
 
 def _ranks(put: Put) -> None:
     """Let a script be one rank of several, without the others: collectives return at once."""
-    ranks = torch.distributed
+    ranks: Any = torch.distributed
     if not ranks.is_available():
         return
     from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
-    make_group: Any = ranks.new_group
     Ddp = nn.parallel.DistributedDataParallel
     initialize, construct, register_hook = ranks.init_process_group, Ddp.__init__, Ddp.register_comm_hook
+    make_group = ranks.new_group
 
     def begin(*_: Any, **__: Any) -> None:
         """Make the group of fake ranks, of the size that torchrun's variables say."""
@@ -400,6 +396,7 @@ def _ranks(put: Put) -> None:
         put(module, **{key: answers[key] for key, known in originals.items() if vars(module).get(key) is known})
     put(torch.multiprocessing, spawn=_refuse_ranks)
     put(Ddp, __init__=wrap, register_comm_hook=always(None))
+    put(ranks.Reducer, prepare_for_forward=always(None))  # it takes the time, from the driver
 
 
 def _number(variable: str, otherwise: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bertscope.errors import WorkerError, is_out_of_memory
-from bertscope.torch_access import always, fake_tensor_mode, nn, storage_key, torch
+from bertscope.torch_access import always, close_library, fake_tensor_mode, has_kernel, nn, storage_key, torch
 
 _WORD = ctypes.c_void_p
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"  # in libc10: a guard for each type of device, CUDA second
@@ -24,7 +24,10 @@ _YES = (  # hooks that return 1; the last two ask the driver in a build with CUD
     "isBuilt", "isAvailable", "hasPrimaryContext", "hasCUDA", "deviceCount", "supportsDepthwiseConvolutionWithCuDNN",
     "supportsBFloat16ConvolutionWithCuDNNv8",
 )  # fmt: skip
+_NO = ("compiledWithCuDNN",)  # in a build with it, recurrent layers would ask the driver for their workspace
 _MOST_HOOKS = 128
+# Operators that have a formula besides the GPU's kernel: a build without the kernel runs the formula, above autograd.
+_WITH_FORMULA = ("silu_backward", "mish_backward", "_fused_rms_norm")
 # What torch's Python code asks the driver, with the answer.
 _OF_DRIVER = {
     "_cuda_getDevice": 0,
@@ -64,10 +67,10 @@ class Put:
 
 
 @contextmanager
-def fake_gpu(*, has_foreach: bool = True) -> Iterator[None]:
+def fake_gpu(kind: str = "cuda") -> Iterator[None]:
     """Make fake tensors on `cuda` possible, and put back at the end all that it changed.
 
-    With `has_foreach` optimizers take their foreach kernels, as on a GPU.
+    Operators and optimizers take the kernels of a device of this kind: the tests compare with a real "cpu".
 
     Where torch.cuda is initialized, CUDA's own guard and hooks stay. Raises WorkerError where the GPU cannot be
     installed: on another system, with another torch, and in a process that has run a backward pass without it, since
@@ -84,7 +87,8 @@ def fake_gpu(*, has_foreach: bool = True) -> Iterator[None]:
                 _answer_hooks(stack)
                 with fake_tensor_mode():
                     torch.ones(1, device="cuda", requires_grad=True).sum().backward()
-            _fit_python(stack, has_foreach)
+            _add_kernels(stack, kind)
+            _fit_python(stack, has_foreach=kind == "cuda")
         except _REFUSALS as error:
             if is_out_of_memory(error):
                 raise
@@ -113,7 +117,7 @@ def _add_guard(stack: ExitStack) -> None:
 
 
 def _answer_hooks(stack: ExitStack) -> None:
-    """Replace the table of CUDA's hooks by a copy in which those of `_YES` return 1.
+    """Replace the table of CUDA's hooks by a copy in which those of `_YES` return 1, and those of `_NO` 0.
 
     Slots of the table follow the virtual functions of the two headers, which every wheel has, behind two destructors.
     """
@@ -122,16 +126,44 @@ def _answer_hooks(stack: ExitStack) -> None:
     get_hooks.restype = _WORD
     hooks: Any = (_WORD * 1).from_address(get_hooks())
     headers = [(where / f"include/ATen/detail/{name}HooksInterface.h").read_text() for name in ("Accelerator", "CUDA")]
-    names = (name for text in headers for name in re.findall(r"^  virtual [^~;{]*?(\w+)\(", text, re.M))
-    slots = ["", "", *dict.fromkeys(names)]
+    virtual = (name for text in headers for name in re.findall(r"^  virtual [^~;{]*?(\w+)\(", text, re.M))
+    slots = ["", "", *dict.fromkeys(virtual)]
     table = (_WORD * (2 + _MOST_HOOKS))(*(_WORD * (2 + _MOST_HOOKS)).from_address(hooks[0] - 16))
-    for name in _YES:
-        table[2 + slots.index(name)] = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, _WORD).value
+    for names, answer in ((_YES, ctypes.pythonapi.Py_IsInitialized), (_NO, ctypes.CDLL(None).sched_yield)):
+        for name in names:  # both functions take no arguments, and always return the same
+            table[2 + slots.index(name)] = ctypes.cast(answer, _WORD).value
     _KEPT.append(table)
     stack.callback(hooks.__setitem__, 0, hooks[0])
     hooks[0] = ctypes.addressof(table) + 16
     if torch._C._accelerator_getAccelerator() != torch.device("cuda"):
         raise AssertionError("its hooks are others")
+
+
+def _add_kernels(stack: ExitStack, kind: str) -> None:
+    """Register what a build without CUDA, or torch itself, lacks of operators with kernels on a GPU."""
+    library = torch.library.Library("aten", "IMPL")
+    stack.callback(close_library, library)
+    for name in _WITH_FORMULA:
+        keys = {key for key in ("CPU", "CUDA") if has_kernel(getattr(torch.ops.aten, name).default, key)}
+        if "CUDA" not in keys and (kind == "cuda" or "CPU" in keys):
+            library.impl(name, always(None), "CUDA")  # which no fake tensor reaches
+    for name, result in _OF_SYNC_BATCH_NORM.items():
+        library.impl(name, result, "Meta")
+
+
+def _channels(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    kind = torch.promote_types(tensor.dtype, torch.float32)
+    return tuple(tensor.new_empty(tensor.shape[1], dtype=kind) for _ in range(count))
+
+
+# The layouts of results in `torch.nn.SyncBatchNorm`, whose operators torch has on a GPU only.
+_OF_SYNC_BATCH_NORM: dict[str, Any] = {
+    "batch_norm_stats": lambda tensor, *_: _channels(tensor, 2),
+    "batch_norm_gather_stats_with_counts": lambda tensor, *_: _channels(tensor, 2),
+    "batch_norm_elemt": lambda tensor, *_: torch.empty_like(tensor),
+    "batch_norm_backward_reduce": lambda gradient, tensor, *_: _channels(tensor, 4),
+    "batch_norm_backward_elemt": lambda gradient, *_: torch.empty_like(gradient),
+}
 
 
 def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
@@ -153,6 +185,7 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
         put(torch.cuda, **{name: always(None)})
     for name, value in _OF_DRIVER.items():
         put(torch._C, **{name: always(value)})
+    put(torch.backends.cudnn, is_acceptable=always(False))
     put(torch._C, _scatter=lambda tensor, *_: (tensor.to("cuda"),))  # of DataParallel
     put(torch.UntypedStorage, data_ptr=_address_of(torch.UntypedStorage.data_ptr))
     put(FakeTensor, data_ptr=storage_key, __deepcopy__=_copied, __reduce_ex__=_reduced)
@@ -193,7 +226,7 @@ def loading(map_location: Any) -> Iterator[None]:
     is_named = isinstance(map_location, (str, torch.device))
     _LOADED_TO.append(torch.device(map_location).type if is_named else "cpu" if callable(map_location) else "")
     try:
-        with torch.serialization.safe_globals([_rebuilt]):
+        with torch.serialization.safe_globals([_rebuilt, float]):
             yield
     finally:
         _LOADED_TO.pop()

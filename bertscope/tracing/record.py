@@ -528,8 +528,9 @@ def _name(operator: Any) -> str:
 
 @cache
 def _is_composite(operator: Any) -> bool:
-    # With a kernel of its own, as silu_backward has beside its formula, a device computes it at once.
-    return has_kernel(operator, "CompositeImplicitAutograd") and not has_kernel(operator, "CPU")
+    # With a kernel besides the formula, as for silu_backward, a device computes it at once.
+    has_own = has_kernel(operator, "CPU") or has_kernel(operator, "CUDA")
+    return has_kernel(operator, "CompositeImplicitAutograd") and not has_own
 
 
 def is_training(module: nn.Module) -> bool:

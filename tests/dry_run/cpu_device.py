@@ -19,7 +19,7 @@ from bertscope.torch_access.fake_gpu import Put
 class CpuDevice(FakeGpu):
     """What kernels and libraries allocate on a CPU."""
 
-    kind, has_foreach, counts_random_states = "cpu", False, True
+    kind, counts_random_states = "cpu", True
 
     def scratch(self, operator, args):
         return cpu_scratch(operator, args)

@@ -25,7 +25,7 @@ def peaks(run, steps, name="program"):
     with installed_cpu(name, steps) as here:
         log, ends = here.recorder.log, []
         here.recorder.on_update.insert(0, lambda _: ends.append(len(log.events)))
-        with suppress(Stop):
+        with suppress(Stop, StopIteration):
             run()
         here.recorder.close()
         found = Recording(log, "cpu")

@@ -201,6 +201,15 @@ def own_function():
         update(optimizer, loss)
 
 
+@program
+def formulas_with_kernels():
+    model = nn.Sequential(nn.Linear(64, 512), nn.RMSNorm(512), nn.SiLU(), nn.Linear(512, 512), nn.Mish()).to(device())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        loss = model(torch.randn(256, 64).to(device())).sum()
+        update(optimizer, loss)
+
+
 # ---- evaluations: three steps, then one evaluation ----
 
 

@@ -203,6 +203,22 @@ def test_after_a_request_without_room_the_answer_is_about_what_the_script_did_th
     assert peaks[0] == peaks[1]
 
 
+def test_an_operator_with_a_formula_takes_the_kernel_of_a_gpu(script):
+    name = script("""
+import torch
+model = torch.nn.Sequential(torch.nn.RMSNorm(1024), torch.nn.SiLU()).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.randn(2048, 1024).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""")
+    peak = bertscope.run(name).peak
+    # When silu_backward ends there are its result, its input and that of the norm; the norm's weight and one number for
+    # each row, in place of the normalized input; the loss and its gradient.
+    assert (peak.peak_bytes, peak.cost.peak.operator) == (3 * 2**23 + 4 * 1024 + 4 * 2048 + 2 * 512, "silu_backward")
+
+
 def test_a_generation_ends_at_its_longest_length_though_no_token_is_known(script):
     code = """
 tokens, unfinished = torch.ones(4, 1).long().cuda(), torch.ones(4).long().cuda()
@@ -216,6 +232,42 @@ step(4)
     report = bertscope.run(script(STEP + code), timeout=60)
     assert report.updates == 1
     assert report.assumed
+
+
+def test_a_comparison_with_a_loss_is_named_and_its_float_is_one_for_everything_else(script):
+    name = script("""
+import json, torch
+model = torch.nn.Linear(256, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+total, best = 0.0, float("inf")
+for number in range(3):
+    loss = model(torch.randn(8, 256).cuda()).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    total += loss.item()
+    assert json.dumps([total, f"{loss.item():.2f}"]) == f'[{number + 1}.0, "1.00"]'
+    torch.save({"loss": total}, "best.pt")
+    assert type(torch.load("best.pt", weights_only=True)["loss"]) is float
+    if round(total / (number + 1), 4) < best:
+        best = 0.5
+""")
+    assert bertscope.run(name).assumed == ("train.py:14 (lt)",)
+
+
+def test_a_script_that_takes_batches_by_next_ends_after_its_steps(script):
+    name = script(
+        STEP
+        + """
+def forever():
+    loader = iter(torch.utils.data.DataLoader(torch.zeros(99, 1)))
+    while True:
+        yield next(loader)
+batches = forever()
+while next(batches) is not None:
+    step(4)
+"""
+    )
+    assert bertscope.run(name).updates == 3
 
 
 def test_the_largest_value_of_an_argument_fits_and_the_next_does_not(script):
@@ -449,6 +501,26 @@ def test_a_hostile_script_leaves_nothing_behind(script, tmp_path):
     assert set(children()) <= before
 
 
+def test_a_script_has_no_socket_to_the_host(script, tmp_path):
+    name = script(
+        STEP
+        + """
+import socket, sys
+for kind, address in ((socket.AF_UNIX, sys.argv[1]), (socket.AF_UNIX, "\\0" + sys.argv[2]), (socket.AF_VSOCK, (2, 1))):
+    try:
+        socket.socket(kind).connect(address)
+    except (ConnectionRefusedError, PermissionError):
+        step(4)
+"""
+    )
+    paths = str(tmp_path / "host"), f"\0{tmp_path}"
+    with socket.socket(socket.AF_UNIX) as named, socket.socket(socket.AF_UNIX) as abstract:
+        for listener, path in zip((named, abstract), paths, strict=True):
+            listener.bind(path)
+            listener.listen()
+        assert bertscope.run(name, [paths[0], paths[1][1:]]).updates == 3
+
+
 def children():
     """The command lines of processes that sleep as long as the hostile script asks for."""
     for folder in Path("/proc").glob("[0-9]*"):
@@ -538,6 +610,35 @@ except bertscope.BertscopeError as error:
     assert done.returncode == 0, done.stderr
 
 
+def as_rank(monkeypatch, rank, size):
+    """Set what torchrun sets."""
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+
+
+def test_a_batch_norm_over_ranks_saves_their_counts_too(script, monkeypatch):
+    name = script("""
+import torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("nccl")
+model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(576, 4))
+model = nn.SyncBatchNorm.convert_sync_batchnorm(model).cuda()
+model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.randn(8, 3, 8, 8).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""")
+    peaks = []
+    for size in (1, 4):
+        as_rank(monkeypatch, 0, size)
+        peaks.append(bertscope.run(name).peak.peak_bytes)
+    assert peaks[1] - peaks[0] == 512  # four numbers
+
+
 def test_a_rank_of_several_holds_its_part_and_the_buckets(script, monkeypatch):
     code = """
 import os, torch, torch.distributed as dist
@@ -562,14 +663,7 @@ dist.broadcast_object_list(gathered)
 dist.all_reduce(torch.ones(1), group=dist.new_group(backend="gloo"))
 assert gathered == ["own"] * 4
 """
-    for name, value in {
-        "RANK": 2,
-        "LOCAL_RANK": 2,
-        "WORLD_SIZE": 4,
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": 1,
-    }.items():
-        monkeypatch.setenv(name, str(value))
+    as_rank(monkeypatch, 2, 4)
     states = []
     for sharded in (False, True):
         report = bertscope.run(script(code.replace("{sharded}", str(sharded))))
