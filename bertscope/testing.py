@@ -1,10 +1,14 @@
-"""Assertions for user tests: `assert_params(model, 109_482_240)` on any torch module, with or without pytest."""
+"""Assertions for tests of users, with or without pytest: `assert_params(model, 109_482_240)` on any torch module."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import bertscope
 
 if TYPE_CHECKING:
+    from bertscope.sources.find import Model
     from bertscope.torch_access import nn
 
 
@@ -16,25 +20,60 @@ def assert_params(model: nn.Module, expected: int, *, over_layers: bool = False,
     for a number that is not an integer.
     """
     __tracebackhide__ = True
-    for number in (expected, 0 if trainable is None else trainable):
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise TypeError(f"a number of parameters is an integer; got {number!r}")
-    from bertscope.analyses.params import count
-
-    report = count(model, by="group")
+    _require_integers("parameters", expected, 0 if trainable is None else trainable)
+    report = bertscope.count(model, by="group")
     totals = report.totals
     suffix = "layer_params" if over_layers else "params"
     counted = totals.layer_params if over_layers else totals.distinct_params
-    wanted = [("sum over layers" if over_layers else "unique parameters", expected, counted)]
+    compared = [("sum over layers" if over_layers else "unique parameters", expected, counted)]
     if trainable is not None:
-        wanted.append(("trainable parameters", trainable, getattr(totals, f"trainable_{suffix}")))
-    wrong = [
-        f"{type(model).__name__}: {what}: expected {number:,}, got {got:,}, difference {got - number:+,}"
-        for what, number, got in wanted
-        if number != got
-    ]
-    if wrong:
+        compared.append(("trainable parameters", trainable, getattr(totals, f"trainable_{suffix}")))
+    if wrong := _differences(type(model).__name__, compared):
         parts = [f"  {row.path or row.name}: {row.params:,} ({row.type})" for row in report.rows]
         if report.unknown:
             parts.append(f"  not counted, since not yet initialised: {', '.join(report.unknown)}")
         raise AssertionError("\n".join(wrong + parts))
+
+
+def assert_flops(model: Model, expected: int, inputs: Any = None, **settings: Any) -> None:
+    """Raise AssertionError unless a run has `expected` FLOPs in its matrix products; a multiply-add is 2.
+
+    The other arguments are as for `bertscope.flops`: the `inputs` or the `input_size` of a module, or `batch`, `seq`
+    and `mode`.
+    """
+    __tracebackhide__ = True
+    _require_integers("FLOPs", expected)
+    report = bertscope.flops(model, inputs, **settings)
+    got = report.rows[0].total.matmul_flops
+    if wrong := _differences(report.subject.name, [("matmul FLOPs", expected, got)]):
+        raise AssertionError("\n".join(wrong))
+
+
+def assert_fits(model: Model, gpu: str, inputs: Any = None, **settings: Any) -> None:
+    """Raise AssertionError unless a step is certain to fit on a GPU, such as "t4", with the margin free.
+
+    The other arguments are as for `bertscope.estimate`.
+    """
+    __tracebackhide__ = True
+    report = bertscope.estimate(model, inputs, gpu=gpu, **settings)
+    if any(variant.answer != "yes" for variant in report.variants):
+        answer = str(report).partition("\n")[0]
+        raise AssertionError(
+            f"{report.subject.name}: expected a step that fits on {gpu}; got: {answer}\n  to update: a smaller batch, "
+            "checkpointing or a larger GPU; bertscope.fit lists the batches that fit"
+        )
+
+
+def _require_integers(what: str, *numbers: object) -> None:
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise TypeError(f"a number of {what} is an integer; got {number!r}")
+
+
+def _differences(name: str, compared: Iterable[tuple[str, int, int]]) -> list[str]:
+    """Return a line for each number that differs, and how to update it."""
+    return [
+        f"{name}: {what}: expected {number:,}, got {got:,}, difference {got - number:+,} (to update: {got:_})"
+        for what, number, got in compared
+        if number != got
+    ]

@@ -22,7 +22,7 @@ from bertscope.settings.run_config import MEASURED
 PAGE = Path(__file__).parent / "cli.md"
 STUB = Path(bertscope.__file__).with_suffix(".pyi")
 WIDTH = 100  # of every block, whatever the terminal
-EXAMPLES = 3  # of each command; --help has more
+EXAMPLES = 1  # of each command; --help has more
 STEP = "estimate"  # its settings describe a step; those of other commands are shown as a difference
 HEAD = """# Command line
 

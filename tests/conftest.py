@@ -244,6 +244,10 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
         if "--write" in command:  # records the counts of a file without expectations
             mine = folder / "my-bert.yaml"
             mine.write_text(mine.read_text().partition("expected:")[0])
+        if "--base" in command:  # a repository of one commit
+            git = ("git", "-C", folder, "-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+            for words in (("init", "-q", "-b", "main"), ("add", "my-bert.yaml"), ("commit", "-qm", "first")):
+                subprocess.run([*git, *words], check=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             for variable in TERMINAL:

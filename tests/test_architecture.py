@@ -54,7 +54,7 @@ MAY = {
     "views": f"{BASE} gpus settings <rich> <jinja2>",
     "commands": f"{TEXT} views torch_import processes bertscope <typer>",
     "cli": f"{BASE} settings commands views bertscope <typer>",
-    "testing": "",
+    "testing": "bertscope",
     "pytest_plugin": "errors <pytest>",
     "__main__": "",
     "bertscope": "commands",  # its table has the public names
@@ -69,7 +69,6 @@ LATE = {
     ("bertscope", "config"): "the classes with a head are rows of HEADS",
     ("__main__", "cli"): "an interrupt during the import ends in one line too",
     ("__main__", "commands"): "an interrupt during the import ends in one line too",
-    ("testing", "analyses"): "`import bertscope.testing` loads no torch",
     ("pytest_plugin", "analyses"): "the plugin is loaded in every run of pytest",
     ("pytest_plugin", "sources"): "the plugin is loaded in every run of pytest",
     ("pytest_plugin", "views"): "the plugin is loaded in every run of pytest",

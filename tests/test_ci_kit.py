@@ -146,6 +146,27 @@ def test_assert_params_knows_both_conventions_and_what_is_trainable():
             assert_params(tied, wrong)
 
 
+def test_assert_flops_and_assert_fits_say_what_is_and_how_to_update():
+    """By hand: 10 x 2 x 3 x 4 = 240 FLOPs."""
+    import torch
+
+    from bertscope.testing import assert_fits, assert_flops
+
+    linear = torch.nn.Linear(3, 4)
+    assert_flops(linear, 240, torch.ones(10, 3))
+    assert_flops("bert-tiny", 6_389_760, batch=1, seq=8)
+    with pytest.raises(
+        AssertionError, match=r"Linear: matmul FLOPs: expected 241, got 240, difference -1 \(to update: 240\)"
+    ):
+        assert_flops(linear, 241, input_size=(10, 3))
+    with pytest.raises(TypeError, match=r"a number of FLOPs is an integer; got 2\.5"):
+        assert_flops(linear, 2.5)
+    assert_fits(linear, "t4", torch.ones(10, 3))
+    wrong = r"(?s)bert-base-uncased: expected a step that fits on t4; got: .*Does not fit.*to update: a smaller batch"
+    with pytest.raises(AssertionError, match=wrong):
+        assert_fits("bert-base-uncased", "t4", batch=4096)
+
+
 def test_pytest_imports_the_code_that_a_file_names_when_its_first_test_runs(tmp_path):
     project(tmp_path, own=OWN)
     (tmp_path / "my_models.py").write_text(CODE)
@@ -266,6 +287,7 @@ def test_the_action_of_the_readme_gives_inputs_that_there_are():
     assert ACTION["runs"]["using"] == "composite"
     assert all("shell" in step for step in ACTION["runs"]["steps"] if "run" in step)
     assert all({"description", "default"} == set(item) for item in ACTION["inputs"].values())
+    assert ACTION["inputs"]["base"]["default"] == "${{ github.event.pull_request.base.sha }}"
 
 
 def step(name: str, cwd: Path, inputs: dict[str, str], **variables: str) -> subprocess.CompletedProcess:
@@ -318,6 +340,37 @@ def test_the_actions_steps_annotate_at_file_and_line(installed, tmp_path):
     assert done.stdout.endswith("2 files: 1 expectation passed, 1 failed\n")
     done = step("Check", tmp_path, {"files": "holds.bertscope.yaml bert-tiny"}, **with_torch_loaded(tmp_path / "bin"))
     assert (done.returncode, done.stdout) == (0, "2 files: 16 expectations passed, 0 failed\n")
+
+
+def test_the_action_gives_outputs_and_a_summary_where_github_asks_for_them(tmp_path):
+    """The numbers of the first expectation of each kind, and a table of all in Markdown."""
+    program = with_torch_loaded(tmp_path / "bin")
+    project(tmp_path, a=DIFFERS + "  flops:\n    x: {batch: 1, seq: 8, mode: inference, matmul_flops: 1}\n", b=HOLDS)
+    files = {"GITHUB_OUTPUT": str(tmp_path / "outputs"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+    (tmp_path / "outputs").write_text("before=1\n")
+    assert step("Check", tmp_path, {}, **program, **files).returncode == 1
+    assert (tmp_path / "outputs").read_text() == "before=1\nparams=4385920\nflops=6389760\n"
+    assert "| FAILED | a | distinct\\_params | 4,385,921 | 4,385,920 | -1 |" in (tmp_path / "summary").read_text()
+    assert {item["value"] for item in ACTION["outputs"].values()} == {
+        f"${{{{ steps.check.outputs.{name} }}}}" for name in ("params", "flops", "peak")
+    }
+    files["GITHUB_OUTPUT"] = str(tmp_path / "absent" / "outputs")
+    done = step("Check", tmp_path, {"files": "b.bertscope.yaml"}, **program, **files)
+    assert (done.returncode, "cannot be written: No such file" in done.stderr) == (0, True)
+
+
+def test_the_action_compares_with_the_base_of_a_pull_request(tmp_path):
+    repository, program = tmp_path / "repository", with_torch_loaded(tmp_path / "bin")
+    repository.mkdir()
+    git(repository, "init", "--quiet")
+    for layers in (1, 2):
+        (repository / "config.json").write_text(f'{{"model_type": "bert", "num_hidden_layers": {layers}}}')
+        git(repository, "add", ".")
+        git(repository, "commit", "--quiet", "-m", f"{layers}")
+    inputs = {"compare": "config.json", "base": git(repository, "rev-parse", "HEAD~1")}
+    done = step("Compare", repository, inputs, **program, GITHUB_STEP_SUMMARY=str(tmp_path / "summary"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "| num_hidden_layers | 1 | 2 |".replace("_", "\\_") in (tmp_path / "summary").read_text()
 
 
 def test_the_action_fails_in_a_repository_without_expectation_files(installed, tmp_path):

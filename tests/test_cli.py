@@ -130,6 +130,14 @@ def test_expect_passes_on_the_number_of_either_convention_and_names_it(cli, numb
     assert f"as expected: {name} {int(number.replace(',', '')):,}" in result.err
 
 
+def test_a_badge_is_the_json_of_shields_endpoint(cli):
+    badge = {"schemaVersion": 1, "label": "parameters", "message": "4.39 M", "color": "blue"}
+    assert cli("count", "bert-tiny", "--format", "badge").json == badge
+    assert "--format badge takes one MODEL" in cli("count", "bert-tiny", "bert-mini", "--format", "badge").err
+    with pytest.raises(bertscope.BertscopeError, match="there is no badge of this report"):
+        bertscope.tree("bert-tiny").shown("badge")
+
+
 def test_expect_fails_with_the_difference(cli):
     result = cli("count", "bert-base-uncased", "--expect", "109482241")
     assert result.code == 1

@@ -14,6 +14,7 @@ import bertscope
 from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, refuse, show
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import MissingExtraError, SelectionError
+from bertscope.settings.rows import is_code
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import stored_alone, weights_path
 from bertscope.units import count_text, signed_text
@@ -32,7 +33,9 @@ _SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "do
 def count(call: CommandLine) -> int:
     """Count parameters in models or a checkpoint."""
     named = {"--stored": call.stored, "--untie": call.untie, "--expect": call.expect is not None}
-    call.only_one({**named, "--untie": False, f"--by {call.by}": call.by in _OF_ONE})
+    call.only_one(
+        {**named, "--untie": False, f"--by {call.by}": call.by in _OF_ONE, "--format badge": call.fmt == "badge"}
+    )
     columns = _columns(call)
     if call.style == "torchinfo":
         call.only_one({"--style torchinfo": True})
@@ -259,6 +262,10 @@ def diff(call: CommandLine) -> int:
     of_models = {"--attention": call.attention is not None, "--lora": call.lora is not None,
                  "--batch": call.batch != RunConfig.batch, "--seq": call.seq is not None}  # fmt: skip
     of_weights = bool(call.dtype or call.allow or call.strip_prefix is not None)
+    if call.base is not None:
+        refuse({"B": call.b is not None, "--dtype, --allow and --strip-prefix": of_weights},
+               "--base compares a model with itself at another revision; leave {option} out")  # fmt: skip
+        return _diff_revisions(call)
     one, other = stored_alone(call.a), stored_alone(call.b)
     without_effect = "{option} has no effect with "
     if call.b is None or of_weights or (one is None) != (other is None):
@@ -279,6 +286,19 @@ def diff(call: CommandLine) -> int:
         refuse(of_models, f"{without_effect}two files with tensors: their headers are compared; leave it out")
     sides = [stored or call.source(name) for name, stored in ((call.a, one), (call.b, other))]
     report = bertscope.diff(*sides, batch=call.batch, seq=call.seq)
+    call.show(report)
+    return 1 if call.exit_code and not report.is_empty else 0
+
+
+def _diff_revisions(call: CommandLine) -> int:
+    from bertscope.commands.revision import in_file, revision  # git's, which other commands need not
+
+    with revision(call.base) as at_revision:
+        before = replace(call.found(at_revision(call.a)), name=f"{call.a} at {call.base}")
+        if is_code(call.a):
+            note(f"runs your code at {call.base} too")
+        after = replace(call.source(in_file(call.a)), name=call.a)
+        report = bertscope.diff(before, after, batch=call.batch, seq=call.seq)
     call.show(report)
     return 1 if call.exit_code and not report.is_empty else 0
 

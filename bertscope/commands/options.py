@@ -133,6 +133,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                           "override them.", kind=Path, section="loop", option="from", metavar="FILE"),
     "plan": _row(_PLAN, kind=Path, section="loop", metavar="FILE"),
     "no_calibration": _flag("Use published values of the GPU instead of a calibration.", section="gpu"),
+    "count.fmt": _format(f"{_FORMAT[:-1]}; badge is shields' endpoint JSON.", (*_TABLES, "badge"), "table"),
     # one command or two
     "by": _row("What a row is: a group, layer, module or parameter.", "layer", metavar="UNIT",
                choices=("group", "layer", "module", "parameter")),
@@ -188,6 +189,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "a": _row("A model, as for count.", ..., metavar="A", **_MODEL),
     "b": _row("Another model or a checkpoint; by default the weights of A. A checkpoint is a file with tensors, an "
               "index, or a folder with one and no config.json.", metavar="[B]", **_MODEL),
+    "base": _row("Compare A at this git revision with A as it is now.", metavar="REF"),
     "diff.dtype": _row("The expected dtype of a checkpoint's tensors.", choices=tuple(PRECISIONS), metavar="DTYPE"),
     "allow": _row("Accept this difference: missing, unexpected or dtype. Repeatable.", (), metavar="KIND",
                   complete=lambda: ("missing", "unexpected", "dtype")),

@@ -292,14 +292,15 @@ examples:
         ),
         Command(
             "bertscope.api.page:diff",
-            "a b dtype allow strip_prefix architecture attention add_pooling_layer lora batch seq exit_code download "
-            "fmt output",
+            "a b base dtype allow strip_prefix architecture attention add_pooling_layer lora batch seq exit_code "
+            "download fmt output",
             """
 Compare two models, or a model with a checkpoint.
 
 Two models: settings, parameters, totals and FLOPs that differ. A model and a checkpoint: missing and unexpected
 tensors, shapes, dtypes and bytes, from the header alone. No weight is loaded and no pickle runs. A folder with a
-config.json is a model, and a checkpoint with --dtype, --allow, --strip-prefix or without B.
+config.json is a model, and a checkpoint with --dtype, --allow, --strip-prefix or without B. With --base, A at a git
+revision and in the working directory; of code that A names, the revision's is run too.
 
 examples:
   bertscope diff bert-base-cased bert-base-uncased
@@ -310,6 +311,7 @@ examples:
   bertscope diff bert-tiny ./my-bert --architecture BertModel --allow unexpected
   bertscope diff ./my-bert/config.json ./my-bert --dtype fp32 --format json
   bertscope diff bert-tiny ./my-bert/model.safetensors --strip-prefix auto
+  bertscope diff --base main my-bert.yaml
 exit codes: 0 the checkpoint fits, 1 it does not fit, 2 a file cannot be read
 """,
         ),

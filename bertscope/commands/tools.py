@@ -27,6 +27,7 @@ from bertscope.units import json_text
 
 _SHOWN = 12  # files that a note names
 CONFIG = "config"
+_OUTPUTS = {"params": "distinct_params", "flops": "flops", "peak": "memory"}  # of the action: the first of each key
 _TYPES = {bool: "boolean", str: "string", int: "integer", float: "number", tuple: "array", dict: "object"}
 
 
@@ -47,12 +48,31 @@ def check(call: CommandLine) -> int:
     if any(map(os.path.isdir, names)):
         _note_searched(report)
     show(report, call.fmt, call.output)
+    if call.fmt == "github":
+        _tell_github(report)
     _update(changes or {})
     for finding in report.having("error"):
         complain(finding.message, 2)
     if report.having("error"):
         return 2
     return 1 if not call.update and report.having("failed") else 0
+
+
+def _tell_github(report: CheckReport) -> None:
+    """Append the action's outputs and the job's summary to the files that GitHub names in the environment."""
+    numbers: dict[str, int] = {}
+    for finding in report.findings:
+        if isinstance(finding.got, int):
+            numbers.setdefault(finding.key.partition(".")[0], finding.got)
+    outputs = "".join(f"{name}={numbers[key]}\n" for name, key in _OUTPUTS.items() if key in numbers)
+    texts = {"GITHUB_OUTPUT": outputs, "GITHUB_STEP_SUMMARY": f"### bertscope check\n\n{report.to_markdown()}\n"}
+    for variable, text in texts.items():
+        if path := os.environ.get(variable):
+            try:
+                with open(path, "a", encoding="utf-8") as file:
+                    file.write(text)
+            except OSError as error:
+                note(f"{variable} {path} cannot be written: {error.strerror}")
 
 
 def _names(call: CommandLine) -> list[str]:

@@ -320,7 +320,8 @@ class FactorySource(ModelSource):
     def _import_from(self) -> tuple[str, str]:
         """Return the dotted names of module and attribute, and put the folder to import from first into sys.path.
 
-        Modules that earlier files imported from other folders are forgotten, as they may have the same names.
+        Modules that earlier files imported from other folders are forgotten, and the folders are no longer searched, as
+        they may have the same names.
         """
         if not isinstance(self.code, CodeName):
             raise SourceError(f"{self.code[:100]!r} {NO_PERMIT}")
@@ -335,7 +336,9 @@ class FactorySource(ModelSource):
             folder, module_name = path.parent, path.stem
             while (folder / "__init__.py").is_file() and folder.name.isidentifier():  # of a package
                 folder, module_name = folder.parent, f"{folder.name}.{module_name}"
-            folders = tuple(os.path.join(other, "") for other in _folders_of_files - {folder})
+            earlier = _folders_of_files - {folder}
+            folders = tuple(os.path.join(other, "") for other in earlier)
+            sys.path[:] = [item for item in sys.path if Path(item) not in earlier]
             for name, module in list(sys.modules.items()):
                 if str(getattr(module, "__file__", None)).startswith(folders):
                     del sys.modules[name]

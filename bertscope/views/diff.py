@@ -124,10 +124,14 @@ _STORED = (
 )
 
 
+def _params(report: CheckpointReport) -> int:
+    return report.stored.weights or report.stored.distinct_params
+
+
 def _checkpoint_answer(report: CheckpointReport) -> str:
     stored = report.stored
-    params = stored.weights or stored.distinct_params
-    return f"{count_text(params)} parameters in {count_text(stored.tensors)} tensors, {bytes_text(stored.file_bytes)}."
+    params, tensors = count_text(_params(report)), count_text(stored.tensors)
+    return f"{params} parameters in {tensors} tensors, {bytes_text(stored.file_bytes)}."
 
 
 def _stored_lines(stored: Stored) -> Iterator[tuple[str, str]]:
@@ -166,6 +170,7 @@ def _checkpoint_lines(report: CheckpointReport, target: Target | None) -> Iterat
 
 
 checkpoint = View(
+    params=_params,
     answer=_checkpoint_answer,
     settings=lambda report: f"{one_line(report.stored.name, limit=120)}: {report.stored.format}",
     columns=_STORED,

@@ -179,6 +179,7 @@ count = View(
     tip=lambda report: _next("estimate", "estimate the memory of a training step", batch=None),
     lines=footer,
     records=lambda report: _count_table(report, report.rows),
+    params=attrgetter("totals.distinct_params"),
     compared=Compared(
         table=_compared_totals,
         answer=lambda reports: _span(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from bertscope.errors import SelectionError, name_of, one_line
 from bertscope.frozen import Record
-from bertscope.units import html_text, visible_lines
+from bertscope.units import html_text, json_text, short_count_text, visible_lines
 from bertscope.views.columns import Column, Strong, csv_text, markdown_text, shown_columns, table_text
 from bertscope.views.console import Target, lists_all, padded, painted, stacked, stdout_target, wrapped
 from bertscope.views.page.templating import filled
@@ -82,6 +82,10 @@ def _nothing(*_: Any, **__: Any) -> str:
     return ""
 
 
+def _no_badge(report: Any) -> int:
+    raise SelectionError(f"there is no badge of this report; give another {name_of('form')}")
+
+
 def _answer(report: Any) -> str:
     return str(getattr(report, "answer", ""))
 
@@ -148,6 +152,7 @@ class View(Record):
     chart: Callable[[Any, Target], str] = _nothing  # under the tables of the terminal
     records: Callable[[Any], Table] | None = None  # of CSV; by default the first table
     compared: Compared | None = None  # several reports of this kind
+    params: Callable[[Any], int] = _no_badge  # of the badge
 
     def tables_of(self, report: Any, target: Target | None, **options: Any) -> Sequence[Table]:
         """Return the tables of a report that have rows."""
@@ -204,6 +209,11 @@ class View(Record):
             tables=self.tables_of(report, None), facts=list(self.lines(report, None)),
             notes=sectioned(self.notes(report, None)),
         )  # fmt: skip
+
+    def badge(self, report: Any) -> str:
+        """Return a badge as JSON of shields' endpoint (shields.io/badges/endpoint-badge)."""
+        message = short_count_text(self.params(report))
+        return json_text({"schemaVersion": 1, "label": "parameters", "message": message, "color": "blue"})
 
     def csv(self, report: Any) -> str:
         """Return the records in base units, for a spreadsheet."""
