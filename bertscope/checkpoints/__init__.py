@@ -24,7 +24,7 @@ _OTHER_SUFFIXES = (".gguf", ".onnx", ".pt2")
 INDEX = ".index.json"
 _TEXTS = (".yaml", ".yml", ".json", ".py")
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.serialization.MAGIC_NUMBER, pickled
-MAGICS = (b"PK\x03\x04", LEGACY, b"GGUF")
+MAGICS = (b"PK\x03\x04", LEGACY, b"GGUF", b"\x93NUMPY")  # the last is refused by its name
 _TRANSFORMERS = (
     "transformers 4 writes safetensors: from_pretrained(FILE, config=CONFIG, {}=True).save_pretrained(FOLDER)"
 )

@@ -319,7 +319,7 @@ def _pickled(file: OpenFile) -> tuple[str, bytes, dict[str, zipfile.ZipInfo]]:
         pickles = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise file.broken(
-                "a zip without the data.pkl that torch.save writes (torch.export and Keras write such ones)"
+                "a zip without the data.pkl that torch.save writes (torch.export, Keras and NumPy write such ones)"
             )
         return pickles[0].removesuffix("data.pkl"), _record(file, archive, entries[pickles[0]]), entries
 
@@ -391,7 +391,7 @@ def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, 
     top = described_in(file, pickle, storages)
     tables = {path: table for path, table in _tables(top).items() if not _OPTIMIZER.search(path)}
     if not tables:
-        has_arrays = any(map(_is_array, top.values() if isinstance(top, PickledDict) else [top]))
+        has_arrays = _is_array(top) or any(_is_array(item) for *_, items in _containers(top) for _, item in items)
         arrays = "; it has NumPy arrays, which are not read" if has_arrays else ""
         raise file.broken(f"it holds no table of tensors{arrays}")
     sizes = {path: sum(math.prod(tensor.shape) for tensor in table.values()) for path, table in tables.items()}
@@ -421,28 +421,42 @@ def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, 
 def _tables(top: Any) -> dict[str, dict[str, Tensor]]:
     """Return each dictionary's tensors, also in its lists, by its dotted path.
 
-    A dictionary is at most 8 below the top; one with several paths has the first.
+    A dictionary with several paths has the first.
     """
-    tables, waiting, seen = dict[str, dict[str, Tensor]](), [("", top, 0)], set[int]()
-    while waiting:
-        path, value, depth = waiting.pop(0)
-        if id(value) in seen or depth > _MOST_DEPTH:
-            continue
-        seen.add(id(value))
-        inside = value.items() if isinstance(value, PickledDict) else enumerate(value)
+    tables = dict[str, dict[str, Tensor]]()
+    for path, value, items in _containers(top):
         tensors: dict[str, Tensor] = {}
-        for key, item in inside:
+        for key, item in items:
             if isinstance(item, Tensor):
                 tensors[str(key)] = item
-            elif isinstance(item, (list, tuple)) and any(isinstance(part, Tensor) for part in item):
+            elif _holds_tensors(item):
                 tensors |= {f"{key}.{index}": part for index, part in enumerate(item) if isinstance(part, Tensor)}
-            elif isinstance(item, (PickledDict, list, tuple)):
-                waiting.append((f"{path}.{key}" if path else str(key), item, depth + 1))
         if tensors and isinstance(value, PickledDict):
             while path in tables:  # of the keys 1 and "1"
                 path += "'"
             tables[path] = tensors
     return tables
+
+
+def _containers(top: Any) -> Iterator[tuple[str, Any, list[tuple[Any, Any]]]]:
+    """Yield each dictionary and list once, at most 8 below the top, with its dotted path and its items.
+
+    A list with tensors belongs to the dictionary around it.
+    """
+    waiting, seen = [("", top, 0)], set[int]()
+    while waiting:
+        path, value, depth = waiting.pop(0)
+        if not isinstance(value, (PickledDict, list, tuple)) or id(value) in seen or depth > _MOST_DEPTH:
+            continue
+        seen.add(id(value))
+        items = list(value.items() if isinstance(value, PickledDict) else enumerate(value))
+        yield path, value, items
+        waiting += [(f"{path}.{key}" if path else str(key), item, depth + 1)
+                    for key, item in items if not _holds_tensors(item)]  # fmt: skip
+
+
+def _holds_tensors(item: Any) -> bool:
+    return isinstance(item, (list, tuple)) and any(isinstance(part, Tensor) for part in item)
 
 
 def _is_array(value: Any) -> bool:

@@ -75,7 +75,7 @@ class CommandLine(SimpleNamespace):
         is_used = defaults and command.name in HEADED and not self.architecture and self.add_pooling_layer is None
         self.usual_class = defaults.table.get("architecture", "") if defaults and is_used else ""
         if defaults and self.usual_class:
-            defaults.note_used([self.usual_class])
+            defaults.note_used(["architecture"])
         if command.settings:
             self.request = _request(command, options, defaults)
 
@@ -225,9 +225,7 @@ def _request(command: Command, options: Mapping[str, Any], defaults: Project | N
     request = requests.Request.of(command.name, None, sources, training_file=file, plan=options.get("plan"))
     if defaults and sources[1]:
         values = (request if file is None else request.with_file(file)).values()
-        defaults.note_used(
-            [str(defaults.table[name]) for name, value in sources[1].items() if values.get(name) == value]
-        )
+        defaults.note_used([name for name, value in sources[1].items() if values.get(name) == value])
     return request
 
 
@@ -244,10 +242,12 @@ class Project(NamedTuple):
     table: dict[str, Any]
     source: Source  # the settings of a run in it; a command that takes one value refuses several
 
-    def note_used(self, values: list[str]) -> None:
-        """Print which values from the table a command uses."""
-        if values:
-            text = f"{one_line(str(self.path), limit=200)} sets {one_line(', '.join(values))}"
+    def note_used(self, names: Collection[str]) -> None:
+        """Print which keys of the table a command uses, with their values."""
+        from bertscope.settings.request import in_words
+
+        if used := {name: self.table[name] for name in names if name in self.table}:
+            text = f"{one_line(str(self.path), limit=200)} sets {one_line(in_words(used))}"
             print(f"note: {text}", file=sys.stderr)
 
 

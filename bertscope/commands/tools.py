@@ -83,7 +83,7 @@ def _names(call: CommandLine) -> list[str]:
             raise SourceError("--presets checks the packaged presets only; leave FILES and --update out")
         return [str(path) for path in preset_paths().values()]
     if not files and project is not None:
-        project.note_used(project.table.get("check", []))
+        project.note_used(["check"])
         files = [str(project.path.parent / file) for file in project.table.get("check", [])]
     if call.update and (call.architecture or not files):
         raise SourceError("--update takes FILES, and builds the classes that they name; leave --architecture out")

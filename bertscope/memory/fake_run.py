@@ -30,7 +30,15 @@ from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.training import OPTIMIZERS
 from bertscope.torch_access import compiled_paths, operator_name, storage_key, torch, tree_leaves, tree_map
 from bertscope.torch_access.distributed import held_tensors, process_group, tensors_in, watched_gathers
-from bertscope.tracing.fake_tensors import DataDependentAnswers, OperatorResults, all_valid, fake_as, mark_valid
+from bertscope.tracing.fake_tensors import (
+    DataDependentAnswers,
+    OperatorResults,
+    all_valid,
+    fake_as,
+    mark_valid,
+    mark_whole,
+    selects_inputs,
+)
 from bertscope.tracing.log import Call, Position, RunLog, tensors
 from bertscope.tracing.record import SETUP, Device, Recorder, hooks
 
@@ -210,7 +218,8 @@ class FakeDevice(StepDevice):
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
         self.outside: dict[int, tuple[Any, Any]] = {}  # a real tensor's id -> the tensor, and the fake one for it
         mark_valid(step.inputs, step.run_config.padding)
-        self.has_labels = any("label" in name for name in step.inputs)  # the model's own code may select the valid ones
+        if any("label" in name for name in step.inputs):  # the code of the model or its loss selects the valid ones
+            mark_whole(step.inputs)
 
     def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
         return True
@@ -221,7 +230,7 @@ class FakeDevice(StepDevice):
             out: Any = torch.empty(args[0].shape, dtype=args[0].dtype)  # a step counter, of which no value is needed
         else:
             out = self.answers.valid(operator, args)
-        if out is None and self.has_labels and not kwargs and not self.recorder.tracker.path():
+        if out is None and not kwargs and selects_inputs(operator, args):
             out = all_valid(operator, args)
         if out is None and self.step.run_config.objects:
             args, kwargs = tree_map(self._fake, (args, kwargs))

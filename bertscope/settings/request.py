@@ -65,6 +65,15 @@ def read_settings(
     return source
 
 
+def in_words(settings: Mapping[str, Any]) -> str:
+    """Return settings in words: `batch 16`, `precision autocast-fp16, grad_scaler`, `no clip_grad_norm`."""
+    forms = {True: "{0}", False: "no {0}"}
+    texts = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in settings.items()}
+    return ", ".join(
+        forms[value].format(name) if isinstance(value, bool) else f"{name} {value}" for name, value in texts.items()
+    )
+
+
 def new_name(name: str, known: Collection[str], forms: Mapping[str, str] | None = None) -> str:
     """Return what a setting is called here, with names in a front end's form; empty if none is known."""
     text = RENAMED.get(name, "")

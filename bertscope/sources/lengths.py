@@ -170,9 +170,10 @@ def _tokenizer(name: str) -> Callable[[list[str]], Iterable[int]]:
         raise SourceError(
             f"{name[:100]}: there is no tokenizer.json; give a folder with one, or a model in the Hugging Face cache"
         )
-    from tokenizers import Tokenizer
+    with readable(file):
+        from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return lambda texts: [max(len(encoding.ids), 1) for encoding in tokenizer.encode_batch(texts)]

@@ -21,7 +21,7 @@ from bertscope.frozen import Record
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.checkpointing import FULL, NONE, Checkpointing
-from bertscope.settings.request import read_settings
+from bertscope.settings.request import in_words, read_settings
 from bertscope.settings.run_config import AUTOCAST, SETTINGS, TRAINER
 from bertscope.settings.training import NotModelledError, TrainingArguments, whole_number
 from bertscope.units import BF16, FP16
@@ -212,15 +212,7 @@ def _apply(
         read_settings(result)
     except BertscopeError as error:
         raise entry.error(f"{key}: {error.message}", key) from None
-    return ("used", effect_text(result)) if result else ("no_effect", "")
-
-
-def effect_text(fields: Fields) -> str:
-    """Return settings in words: `batch 16`, `precision autocast-fp16, grad_scaler`, `no clip_grad_norm`."""
-    forms = {True: "{0}", False: "no {0}"}
-    return ", ".join(
-        forms[value].format(name) if isinstance(value, bool) else f"{name} {value}" for name, value in fields.items()
-    )
+    return ("used", in_words(result)) if result else ("no_effect", "")
 
 
 def _finite(value: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bertscope.config import RULES, refuse_misspelling
+from bertscope.config import ARCHITECTURES, RULES, refuse_misspelling
 from bertscope.errors import (
     BertscopeWarning,
     ConfigError,
@@ -155,6 +155,7 @@ def _strings(value: Any) -> list[str]:
 
 # ---- a configuration without `model_type`, which transformers writes since 2.2 ----
 
+_OWN_FORM = "params.json"  # of Meta's and Mistral's own code
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
@@ -168,6 +169,13 @@ def check_family(members: Mapping[str, Any]) -> None:
     """Raise ConfigError for a configuration without `model_type` that has a key of another family."""
     if "model_type" in members:
         return
+    classes = members.get("architectures")
+    if isinstance(classes, list) and classes and not set(map(str, classes)) & set(ARCHITECTURES):
+        raise ConfigError(
+            f"there is no model_type, and {str(classes[0])[:60]} is no class of a BERT; "
+            'add "model_type" with its family',
+            field="architectures",
+        )
     common, families = _keys()
     known = RULES.keys() | common
     if strange := [name for name in members if name not in known and not str(name).startswith("_")]:
@@ -175,11 +183,10 @@ def check_family(members: Mapping[str, Any]) -> None:
             refuse_misspelling(str(strange[0]), members)
         of = next((of for keys, of in families.items() if any(name in strange for name in keys.split())), "")
         family = f"with its family, by these keys {of}" if of else 'with its family; "bert" passes over such keys'
+        remedy = f'add "model_type" {family}' if of != _OWN_FORM else f"give its config.json, since this is a {of}"
         names = ", ".join(map(str, strange[:3])) + " ..." * (len(strange) > 3)
         verb = "is no key" if len(strange) == 1 else "are no keys"
-        raise ConfigError(
-            f'there is no model_type, and {names} {verb} of a BERT; add "model_type" {family}', field=strange[0]
-        )
+        raise ConfigError(f"there is no model_type, and {names} {verb} of a BERT; {remedy}", field=strange[0])
 
 
 def check_complete(members: Mapping[str, Any]) -> None:

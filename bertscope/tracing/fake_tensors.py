@@ -462,6 +462,26 @@ def all_valid(operator: Any, args: Any) -> torch.Tensor | tuple[torch.Tensor, ..
     return largest
 
 
+_WHOLE = "_bertscope_whole"  # of labels and ids, and of whole numbers and masks that depend on nothing else
+
+
+def mark_whole(inputs: Any) -> None:
+    """Mark the labels and ids among `inputs`, so that a selection by their values is known from one by a router's."""
+    for tensor in tree_leaves(inputs):
+        if isinstance(tensor, torch.Tensor) and not tensor.is_floating_point():
+            setattr(tensor, _WHOLE, True)
+
+
+def selects_inputs(operator: Any, args: Any) -> bool:
+    """Return True for an operator that may select elements by the values of labels and ids alone."""
+    aten = torch.ops.aten
+    if operator is aten.masked_select.default:
+        return hasattr(args[1], _WHOLE)
+    if operator is aten.index.Tensor:
+        return all(hasattr(index, _WHOLE) for index in args[1] if index is not None and index.dtype == torch.bool)
+    return bool(args) and hasattr(args[0], _WHOLE)
+
+
 _VALID = "_bertscope_valid"  # of an attention mask: the valid tokens of each sequence, and its length
 _SHARE = "_bertscope_share"  # of a tensor with random elements between 0 and 1
 _CHANCE = "_bertscope_chance"  # of the comparison of such a tensor with a number between 0 and 1
@@ -498,6 +518,10 @@ class DataDependentAnswers:
     def note(self, operator: Any, args: Any, out: Any) -> None:
         """Mark the operator's result with its known value."""
         name = operator_name(operator)
+        if isinstance(out, torch.Tensor) and not out.is_floating_point():
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            if tensors and all(hasattr(tensor, _WHOLE) for tensor in tensors):
+                setattr(out, _WHOLE, True)
         if args and isinstance(out, torch.Tensor) and (valid := getattr(args[0], _VALID, None)):
             if name in _SAME_VALUES and out.numel() == args[0].numel():
                 setattr(out, _VALID, valid)

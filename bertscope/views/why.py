@@ -69,7 +69,7 @@ def _held_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str
             cause = f"{passes} without a backward pass saved activations: {v.size}."
             fix = f"Evaluate under torch.no_grad(){v.at}."
         case "why_outputs":
-            cause = f"Outputs of {v.passes} earlier passes stay on the GPU: {v.size}, {v.each} each."
+            cause = f"The outputs of {v.passes} earlier passes stay on the GPU: {v.size}, {v.each} each."
             fix = f"Move what you keep to the CPU: output.detach().cpu(){v.at}."
         case "why_losses":
             cause = f"Memory grows by {v.each} with every forward pass: {v.size} after {v.passes}."

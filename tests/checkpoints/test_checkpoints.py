@@ -234,7 +234,7 @@ def test_a_program_and_tensors_of_another_class_are_named(cli, tmp_path):
     assert "tensors of a class that is not torch's own" in cli("count", tmp_path / "mine.pt").err
     with zipfile.ZipFile(tmp_path / "m.pt2", "w") as made:
         made.writestr("config.json", "{}")
-    assert "(torch.export and Keras write such ones)" in cli("count", tmp_path / "m.pt2").err
+    assert "(torch.export, Keras and NumPy write such ones)" in cli("count", tmp_path / "m.pt2").err
 
 
 def test_a_directory_of_a_million_entries_is_refused(cli, tmp_path):

@@ -89,11 +89,25 @@ def test_a_table_that_contains_itself_is_read_once(tmp_path):
     assert run_cli("count", tmp_path / "x.pt", "--format", "json").json["stored"]["distinct_params"] == PARAMS
 
 
-def test_arrays_alone_are_named_and_are_no_weights(tmp_path):
-    torch.save({"w": numpy.ones((3, 2))}, tmp_path / "x.pt")
+@pytest.mark.parametrize(
+    "saved", [{"w": numpy.ones((3, 2))}, {"weights": {"w": numpy.ones(3)}}, numpy.ones(3)], ids=str
+)
+def test_arrays_alone_are_named_and_are_no_weights(tmp_path, saved):
+    torch.save(saved, tmp_path / "x.pt")
+    numpy.save(tmp_path / "x.npy", numpy.ones((200, 200)))
+    numpy.savez(tmp_path / "x.npz", w=numpy.ones(3))
+    for name in ("x.pt", "x.npy", "x.npz"):
+        result = run_cli("count", tmp_path / name)
+        assert (result.code, result.out) == (2, "")
+        assert "NumPy" in result.err
+
+
+@pytest.mark.parametrize("saved", [torch.ones(2, 2), 5, None, "text"], ids=str)
+def test_a_value_that_is_no_table_is_said_to_be_none(tmp_path, saved):
+    torch.save(saved, tmp_path / "x.pt")
     result = run_cli("count", tmp_path / "x.pt")
     assert (result.code, result.out) == (2, "")
-    assert "NumPy" in result.err
+    assert "it holds no table of tensors" in result.err
 
 
 def test_quantized_tensors_of_torch_are_counted_in_their_dtype(tmp_path):

@@ -40,7 +40,7 @@ def test_fit_takes_gpu_precision_and_architecture_of_the_project_and_says_so(cli
     assert result.code == 0, result.err
     assert (result.json["gpu"]["name"], result.json["rows"][0]["precision"]) == ("t4", "autocast-bf16")
     assert result.json["subject"]["architecture"] == "BertForSequenceClassification"
-    for sets in ("BertForSequenceClassification", "t4, autocast-bf16"):
+    for sets in ("architecture BertForSequenceClassification", "gpu t4, precision autocast-bf16"):
         assert f"note: {folder / 'pyproject.toml'} sets {sets}\n" in result.err
 
 

@@ -294,6 +294,26 @@ def test_a_loss_over_the_valid_labels_is_estimated_with_all_of_them(family, head
     assert report.variants[0].estimated.peak.peak_bytes == pytest.approx(true, rel=1e-3)
 
 
+class Around(torch.nn.Module):
+    """A module around a model, as peft's and Lightning's."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **inputs):
+        return self.inner(**inputs)
+
+
+def test_a_loss_over_valid_labels_is_estimated_in_a_module_around_the_model_too():
+    config = transformers.DebertaV2Config(**LABELLED, num_labels=3)
+    model = transformers.DebertaV2ForSequenceClassification(config)
+    inputs = {"input_ids": torch.zeros(4, 16, dtype=torch.long), "labels": torch.zeros(4, dtype=torch.long)}
+    with pytest.warns(BertscopeWarning, match="all are taken as valid, the upper bound"):
+        inner, outer = (bertscope.estimate(module, inputs).variants[0].estimated for module in (model, Around(model)))
+    assert outer.peak.peak_bytes == inner.peak.peak_bytes > 0
+
+
 def test_a_decoder_with_a_cache_of_keys_has_a_plan(cli, tmp_path):
     """A layer that runs again would add its keys to the cache again."""
     (architecture, config, *_), few = DEEP["t5"], {"num_layers": 1, "num_decoder_layers": 2}

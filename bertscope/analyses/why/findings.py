@@ -397,12 +397,14 @@ def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
         yield finding("shared", allocated, 0, size_total=total)
     elif free >= tried:
         yield finding("free", free, 0, size_tried=tried)
-    if of.get("private"):
-        yield finding("private", of["private"], 0)
+    private = [finding("private", of["private"], 0)] if of.get("private") else []
+    if private and of["private"] > allocated - of["private"]:
+        yield private.pop()
     if tried > _LARGE_SHARE * (total or tried) or tried > max(allocated, free, _SMALL_SHARE * total):
         named = [key for key, mark in (("attention", ATTENTION_SCORES), ("logits", LOGITS)) if mark in kind.marks]
         yield finding(named[0] if named else "request", tried, line=kind.line or kind.module)
     if total >= allocated > 0 and free < tried:
         yield finding("full", allocated, 0, size_total=total)
+    yield from private
     if is_fragmented:  # with little of it, the request after the one that failed would fail, too
         yield finding("fragmentation", unusable, 0)
