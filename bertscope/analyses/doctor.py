@@ -36,6 +36,7 @@ EXTRAS = {
     "interactive": (("textual",), "tree --interactive"),
     "pandas": (("pandas",), "report.to_pandas()"),
     "dask": (("distributed",), "sweep --engine dask"),
+    "mcp": (("mcp",), "bertscope mcp, for agents"),
 }
 
 

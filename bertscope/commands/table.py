@@ -365,6 +365,19 @@ examples:
 """,
         ),
         Command(
+            "bertscope.commands.agents:mcp",
+            "",
+            """
+Serve tools for agents over stdin and stdout (MCP).
+
+count, flops, estimate, fit, plan, why and check say what a PyTorch model costs before it is trained. Nothing is
+trained, downloaded or written, and no code that a client names runs. Files are read at and below the working directory.
+
+examples:
+  bertscope mcp
+""",
+        ),
+        Command(
             "bertscope.reports.json:schema",
             "kind fmt output",
             """

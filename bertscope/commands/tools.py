@@ -184,6 +184,11 @@ def _config_schema() -> dict[str, Any]:
     }
 
 
+def mcp(call: CommandLine) -> None:
+    """Serve tools for agents."""
+    bertscope.mcp()
+
+
 def presets(call: CommandLine) -> None:
     """List the presets, or print one's config.json."""
     report = bertscope.presets(call.name)

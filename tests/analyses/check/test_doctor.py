@@ -46,7 +46,7 @@ def test_its_tables_of_packages_are_those_of_the_project():
         if name not in ("test", "dev", "docs", "all")  # those of developers
     }
     (everything,) = re.findall(r'^all = \["bertscope\[(.*)\]"\]$', section, re.MULTILINE)
-    assert set(everything.split(",")) == set(EXTRAS) - {"dask"}  # who needs them has a cluster with them
+    assert set(everything.split(",")) == set(EXTRAS) - {"dask", "mcp"}  # who needs them has a cluster with them
     assert extras == {name: packages for name, (packages, _) in EXTRAS.items()}
 
 

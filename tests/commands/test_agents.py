@@ -1,0 +1,116 @@
+"""`bertscope mcp`: the tools for agents; what they refuse needs no client, and a real client is a test where mcp is."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from bertscope.commands import agents
+from tests.conftest import OOM, ROOT
+
+CONFIG = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The working directory of a server, with a configuration, code, and a configuration outside."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "net.py").write_text("open('ran', 'w')\n\n\ndef build():\n    pass\n")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "link.json").symlink_to(tmp_path / "config.json")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+ANSWERS = {
+    "count": ({"model": "bert-tiny"}, "4,385,920 parameters"),
+    "flops": ({"model": "bert-tiny", "batch": 1, "seq": 8}, "6"),
+    "estimate": ({"model": "config.json", "gpu": "t4", "batch": 2, "seq": "8"}, "Fits on t4"),
+    "fit": ({"model": "bert-tiny", "gpu": "t4", "seq": 64, "precision": "fp32", "checkpointing": "none"}, "Largest"),
+    "plan": ({"model": "bert-tiny", "gpu": "t4", "batch": 8, "seq": 64}, "Fits on t4"),
+    "why": ({"file": OOM}, "Fragmentation: 4.84 GiB"),
+    "check": ({"files": ["bert-tiny"]}, "0 failed"),
+}
+
+
+@pytest.mark.parametrize("tool", ANSWERS)
+def test_each_tool_answers_as_text_and_as_json(project, tool):
+    arguments, said = ANSWERS[tool]
+    text, is_error = agents.answer(tool, arguments)
+    assert (is_error, said in text) == (False, True), text
+    assert json.loads(agents.answer(tool, {**arguments, "json": True})[0])["kind"]
+
+
+REFUSED = (
+    ("count", {"model": "net.py:build"}, "is code"),
+    ("count", {"model": "net:build"}, "is code"),
+    ("estimate", {"model": "bert-tiny", "loss": "distil:./net.py:build"}, "is code"),
+    ("count", {"model": "../config.json"}, "is outside"),
+    ("count", {"model": "link.json"}, "is outside"),
+    ("count", {"model": "~/../.."}, "is outside"),
+    ("estimate", {"model": "bert-tiny", "loss": "distil:../config.json"}, "is outside"),
+    ("estimate", {"model": "bert-tiny", "gpu": "t4", "price": "/etc/passwd", "sequences": 1}, "is outside"),
+    ("check", {"files": ["bert-tiny", "/etc"]}, "is outside"),
+    ("why", {"file": "/etc/passwd"}, "is outside"),
+    ("why", {"file": "-"}, "no "),
+    ("count", {}, "model is missing"),
+    ("count", {"model": "bert-tony"}, "did you mean 'bert-tiny'"),
+    ("count", {"model": "x" * 100_000}, "no preset or file named"),
+    ("count", {"model": "a\0b"}, ""),
+    ("count", {"model": "bert-tiny", "output": "x"}, "there is no setting 'output'"),
+    ("estimate", {"model": "bert-tiny", "batch": 10**30}, "batch takes"),
+    ("estimate", {"model": "bert-tiny", "batch": [[1]]}, "batch takes"),
+    ("profile", {"model": "bert-tiny"}, "there is no tool 'profile'"),
+)
+
+
+@pytest.mark.parametrize(("tool", "arguments", "said"), REFUSED)
+def test_code_other_files_and_wrong_values_are_the_text_of_an_error(project, tool, arguments, said):
+    text, is_error = agents.answer(tool, arguments)
+    assert (is_error, said in text, "Traceback" in text) == (True, True, False), text
+    assert not (project / "ran").exists()
+
+
+def test_each_schema_is_an_object_whose_parameters_are_described():
+    for tool in ANSWERS:
+        schema = agents.schema(tool)
+        assert set(schema["required"]) <= set(schema["properties"])
+        assert all(item["description"] and "--" not in item["description"] for item in schema["properties"].values())
+
+
+def test_without_the_package_one_line_names_the_extra(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    done = cli("mcp")
+    assert (done.code, done.err) == (2, "error: bertscope mcp needs the extra 'mcp': pip install 'bertscope[mcp]'\n")
+
+
+def test_a_client_over_stdio_lists_and_calls_tools_at_once(project):
+    anyio, stdio = pytest.importorskip("anyio"), pytest.importorskip("mcp.client.stdio", reason="the extra 'mcp'")
+    from mcp.client.session import ClientSession
+
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from bertscope.__main__ import main; main()"
+    server = stdio.StdioServerParameters(command=sys.executable, args=["-c", code, "mcp"], cwd=str(project))
+
+    async def talk() -> list[object]:
+        async with stdio.stdio_client(server) as streams, ClientSession(*streams) as session:
+            await session.initialize()
+            names = [tool.name for tool in (await session.list_tools()).tools]
+            results: list[object] = [names]
+
+            async def call(model: str) -> None:
+                result = await session.call_tool("count", {"model": model})
+                results.append((result.is_error, result.content[0].text.partition("\n")[0]))
+
+            async with anyio.create_task_group() as group:
+                for model in ("bert-tiny", "net.py:build", "bert-tiny"):
+                    group.start_soon(call, model)
+            return results
+
+    names, *answers = anyio.run(talk)
+    assert names == list(ANSWERS)
+    assert sorted(answers)[:2] == [(False, "4,385,920 parameters")] * 2
+    assert "is code" in sorted(answers)[2][1]
