@@ -2,8 +2,11 @@
 
     python -m benchmarks.measured_runs [--rows] [--histories]
 
-With --histories the runs below batch 20 get 100 random histories of four batches, whose lengths follow a model of
-wikitext-2's lines cut to 128 tokens: 35.3 % are empty, 16.9 % have 4 to 12 tokens, others exp(normal(ln 112, 0.75)).
+With --histories the runs below batch 20 get 100 random histories of four batches. Their lines have the lengths of
+wikitext-2's, cut to 128 tokens: line_words.csv counts the words of its 8,118 lines for validation and test
+(pytorch/examples, word_language_model/data/wikitext-2; the lines for training are not at hand). A word has 1.16 tokens:
+GPT-2's tokenizer makes 287,644 of the 241,211 words for test (transformers' documentation, perplexity of fixed-length
+models), of which 8,714 are the line breaks between the joined lines.
 
 The bytes that torch reserved (NVML's peak less the value with the CUDA context alone) and the predictions of xMem,
 DNNMem, SchedTune and LLMem are the data of xMem (Middleware 2025); the allocated bytes are train_results.json of models
@@ -20,7 +23,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,6 +43,7 @@ HERE = Path(__file__).parent
 OWN = "bertscope"
 RIVALS = {"xMem": "xmem_bytes", "DNNMem": "dnnmem_bytes", "SchedTune": "schedtune_bytes", "LLMem": "llmem_bytes"}
 LINE_TOKENS, SEEDS = 128, 100
+TOKENS_PER_WORD = 1.16
 KNOWN_LENGTH_FROM = 20  # a smaller batch may have no line of the full length, and its history decides
 
 
@@ -114,18 +117,20 @@ def histories(run: Run) -> Iterator[int]:
     steps = LengthSteps(simulator, config, Data(dict.fromkeys(range(1, LINE_TOKENS + 1), 1)))
     laid = simulator.placements(steps.unpadded)[0]
     requests_of = cache(lambda seq: requests(steps.trace(steps.unpadded, batch, seq), laid))
+    tokens, lines = line_lengths()
     for seed in range(SEEDS):
         generator = random.Random(seed)  # noqa: S311
-        longest = [max(_line(generator) for _ in range(batch)) for _ in range(STEPS)]
+        longest = [max(generator.choices(tokens, lines, k=batch)) for _ in range(STEPS)]
         yield history(list(map(requests_of, longest))).reserved_bytes
 
 
-def _line(generator: random.Random) -> int:
-    """Return the tokens of a line; an empty one still has a token."""
-    chance = generator.random()
-    if chance < 0.353:
-        return 1
-    return generator.randint(4, 12) if chance < 0.522 else min(round(exp(generator.gauss(log(112), 0.75))), LINE_TOKENS)
+@cache
+def line_lengths() -> tuple[list[int], list[int]]:
+    """Return lengths in tokens and the number of lines that have each; an empty line still has a token."""
+    with (HERE / "line_words.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    tokens = [min(max(round(TOKENS_PER_WORD * int(row["words"])), 1), LINE_TOKENS) for row in rows]
+    return tokens, [int(row["lines"]) for row in rows]
 
 
 def history_table(runs: Sequence[Run]) -> Iterator[str]:

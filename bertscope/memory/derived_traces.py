@@ -14,6 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from bertscope.memory.kernel_rules import SUM
 from bertscope.memory.trace import (
     CAT,
     PREVIOUS,
@@ -32,7 +33,7 @@ from bertscope.settings.run_config import LOOPS, RunConfig
 from bertscope.settings.training import OPTIMIZERS
 
 _STACKED = ((OPTIMIZER, ALL_REDUCE), (OPTIMIZER, ALL_GATHER), (FORWARD, BROADCAST))  # norms, and DDP's buffers
-_SOFTMAX_INPUT_BEFORE = (1, 11)  # the version of torch that no longer saves it (pull request pytorch/pytorch 65242)
+_OLD_BEFORE = (1, 11)  # the version of torch that no longer saves the input of softmax
 _SOFTMAX, _LOG_SOFTMAX = "_softmax", "_log_softmax"
 _Rest = TypeVar("_Rest")
 _Row = TypeVar("_Row")
@@ -278,11 +279,7 @@ def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
     other_held, other_changes, _ = rows(run_config.other_loop)
     trace = replace(trace, kinds=kinds, held=held, changes=changes, places=places, place_of=place_of,
                     other_held=other_held, other_changes=other_changes).ordered()  # fmt: skip
-    if run_config.torch_version < _SOFTMAX_INPUT_BEFORE:
-        trace = _with_softmax_inputs(trace)
-    row = OPTIMIZERS.get(run_config.optimizer)
-    if row is not None and run_config.torch_version < row.one_list_from:
-        trace = _doubled(trace, [kind.block.operator == "_foreach_sqrt" for kind in trace.kinds])
+    trace = _of_version(trace, run_config)
     return _zeroed_between(trace) if run_config.zeroes_between and not run_config.has_gradients_before else trace
 
 
@@ -300,23 +297,28 @@ def with_evaluation(trace: MemoryTrace, evaluation: MemoryTrace) -> MemoryTrace:
     )  # fmt: skip
 
 
-def _with_softmax_inputs(trace: MemoryTrace) -> MemoryTrace:
-    """Return the step in which eager attention also saves the inputs of softmax, as torch before 1.11 does.
+def _of_version(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
+    """Return the step of the run's version of torch, in which some blocks exist twice or not at all.
 
-    An input counts with its output's bytes, for log_softmax too; a step without eager attention, which
-    older versions do not have, stays as it is. Source: pull request pytorch/pytorch 65242.
+    Before 1.11 eager attention saves the inputs of softmax too, each with its output's bytes, and so does log_softmax
+    (pull request pytorch/pytorch 65242). A linear layer adds its bias to the product (Linear.cpp of torch 1.8), so
+    backward sums the bias's gradient before it has the other gradients: the buffer of that sum is part of no peak.
+    Those versions have no other attention; a step with another one stays as it is.
     """
+    version, row = run_config.torch_version, OPTIMIZERS.get(run_config.optimizer)
     blocks = [kind.block for kind in trace.kinds]
-    if all(block.operator != _SOFTMAX for block in blocks):
-        return trace
-    return _doubled(trace, [block.part == SAVED and block.operator in (_SOFTMAX, _LOG_SOFTMAX) for block in blocks])
+    is_old = version < _OLD_BEFORE and any(block.operator == _SOFTMAX for block in blocks)
+    has_two_lists = row is not None and version < row.one_list_from
 
+    def copies(block: Block) -> int:
+        if is_old and block.dtype == SUM:
+            return 0
+        is_input = is_old and block.part == SAVED and block.operator in (_SOFTMAX, _LOG_SOFTMAX)
+        return 1 + (is_input or (has_two_lists and block.operator == "_foreach_sqrt"))
 
-def _doubled(trace: MemoryTrace, chosen: list[bool]) -> MemoryTrace:
-    """Return the step in which the blocks of these kinds exist twice."""
-    copies = [1 + is_chosen for is_chosen in chosen]
+    times = list(map(copies, blocks))
     pairs = zip(trace.changes, trace.place_of, strict=True)
-    changes, place_of = zip(*(pair for pair in pairs for _ in range(copies[max(pair[0], ~pair[0])])), strict=True)
+    changes, place_of = zip(*(pair for pair in pairs for _ in range(times[max(pair[0], ~pair[0])])), strict=True)
     return replace(trace, changes=list(changes), place_of=list(place_of))
 
 

@@ -19,7 +19,7 @@ from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.derived_traces import in_loop, ordered_frees
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.fit import fit_row
-from bertscope.memory.kernel_rules import overhead, placements
+from bertscope.memory.kernel_rules import SUM, overhead, placements
 from bertscope.memory.simulator import Simulator, largest, near
 from bertscope.memory.trace import LARGE_BATCH, SMALLEST, Block, Kind, MemoryTrace
 from bertscope.reports.base import Subject
@@ -297,6 +297,8 @@ def test_eager_attention_also_saves_the_inputs_of_softmax_before_torch_1_11():
     old = Simulator(small(attention="eager")).trace(replace(run_config, torch="1.10"))
     scores, logits = 64 * 2 * 32 * 32 * 4, 64 * 32 * 99 * 4  # of two heads; of 99 words
     assert old.peak_bytes == trace.peak_bytes + scores + logits
+    now, before = ({event.block.dtype for event in each.events} for each in (trace, old))
+    assert now - before == {SUM}  # a bias is added to the product, and its gradient is summed before the others exist
     assert old.live_bytes()[-1] == trace.live_bytes()[-1]
     fused = Simulator(small())
     forward = run_config.changed(mode="forward")
