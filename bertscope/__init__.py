@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "bertscope.analyses.verify": "verify",
     "bertscope.api.counts": "summary",
+    "bertscope.api.watch": "watch TrainerCallback LightningCallback",
     "bertscope.api.memory": "fits lengths training_script",
     "bertscope.checkpoints.reading": "read_checkpoint",
     "bertscope.config": "BertConfig Lora",

@@ -21,6 +21,9 @@ from bertscope.api.page import report as report
 from bertscope.api.run import run as run
 from bertscope.api.tools import presets as presets
 from bertscope.api.tools import sweep as sweep
+from bertscope.api.watch import LightningCallback as LightningCallback
+from bertscope.api.watch import TrainerCallback as TrainerCallback
+from bertscope.api.watch import watch as watch
 from bertscope.api.why import why as why
 from bertscope.checkpoints.reading import read_checkpoint as read_checkpoint
 from bertscope.commands.agents import mcp as mcp

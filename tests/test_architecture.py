@@ -88,6 +88,8 @@ LATE = {
     ("measure", "<torch>"): "torch's profiler takes long to import",
     ("analyses", "<distributed>"): "the extra `dask`",
     ("reports", "<pandas>"): "the extra `pandas`",
+    ("api", "<transformers>"): "the Trainer whose callback watches it",
+    ("api", "<lightning>"): "the Trainer whose callback watches it",
     ("commands", "<mcp>"): "the extra `mcp`",
     ("commands", "<anyio>"): "a part of mcp",
     ("views", "<yaml>"): "the texts of `explain`",

@@ -134,10 +134,14 @@ def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
         return None
     if limit.gpu is not None:
         return calibration_of(find_gpu(limit.gpu))
+    here = _gpu_here()
+    return calibration_here(*here) if here else None
+
+
+def _gpu_here(*index: int) -> tuple[str, int] | None:
     from bertscope.measure.profile_job import this_gpu
 
-    here = this_gpu()
-    return calibration_here(*here) if here else None
+    return this_gpu(*index)
 
 
 def _gpu_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
@@ -221,9 +225,7 @@ def _limit_on(gpu: str | int) -> Source:
     """Return the limit of a GPU: its name, the index of one here, or its memory in bytes or as text such as 16GiB."""
     limit: dict[str, Any] = {"gpu": gpu, "device": CUDA}
     if isinstance(gpu, int) and gpu < _MOST_INDEX:
-        from bertscope.measure.profile_job import this_gpu
-
-        here = this_gpu(gpu)
+        here = _gpu_here(gpu)
         if here is None:
             raise SelectionError(f"torch finds no CUDA device {gpu} here; give a name such as t4, or the bytes")
         known = find_device(*here)

@@ -101,7 +101,10 @@ def _refuse_outside(name: str, value: Any) -> None:
 
 
 def mcp() -> None:
-    """Serve the tools until the client closes the input; raises MissingExtraError without the package mcp."""
+    """Serve the tools until the client closes the input; raises MissingExtraError without the package mcp.
+
+    >>> bertscope.mcp()  # doctest: +SKIP
+    """
     try:
         import anyio
         from mcp import types

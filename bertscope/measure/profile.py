@@ -17,9 +17,10 @@ from bertscope.processes.child import ENDED, ERROR, Child, ForkedChild, Worker, 
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import MemoryReport, Variant
-from bertscope.reports.tool import CalibrationReport, CalibrationStep
+from bertscope.reports.step import StepCost
+from bertscope.reports.tool import CalibrationReport, CalibrationStep, CardWork
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import AS_IN_TRANSFORMERS, timed_steps
+from bertscope.settings.run_config import AS_IN_TRANSFORMERS, RunConfig, timed_steps
 from bertscope.units import bytes_text
 
 _Start = Callable[[], Child | ForkedChild]
@@ -234,22 +235,34 @@ class _Child:
         estimated = sent.estimated.cost if sent.estimated else None
         if sent.gpu is None or measured is None or measured.max_allocated_bytes is None:
             return None
-        step = CalibrationStep(
-            model=self.job.source.name,
-            batch=run.batch,
-            seq=run.seq,
-            mode=run.mode,
-            precision=run.compute_precision,
-            checkpointing=run.checkpointing,
-            context_bytes=measured.context.high_bytes,
-            estimated_allocated_bytes=estimated.max_allocated_bytes if estimated else None,
-            allocated_bytes=measured.max_allocated_bytes,
-            estimated_reserved_bytes=estimated.reserved_bytes if estimated else None,
-            reserved_bytes=measured.reserved_bytes or 0,
-            work=sent.work,
-            step_seconds=tuple(sent.seconds),
-        )
+        step = calibration_step(self.job.source.name, run, measured, estimated, sent.work, sent.seconds)
         return CalibrationReport(machine=sent.gpu, rates=sent.rates, steps=(step,))
+
+
+def calibration_step(
+    model: str,
+    run: RunConfig,
+    measured: StepCost,
+    estimated: StepCost | None,
+    work: CardWork | None,
+    seconds: Sequence[float],
+) -> CalibrationStep:
+    """Return a step that was measured on a GPU next to its estimate, for a calibration."""
+    return CalibrationStep(
+        model=model,
+        batch=run.batch,
+        seq=run.seq,
+        mode=run.mode,
+        precision=run.compute_precision,
+        checkpointing=run.checkpointing,
+        context_bytes=measured.context.high_bytes,
+        estimated_allocated_bytes=estimated.max_allocated_bytes if estimated else None,
+        allocated_bytes=measured.max_allocated_bytes or 0,
+        estimated_reserved_bytes=estimated.reserved_bytes if estimated else None,
+        reserved_bytes=measured.reserved_bytes or 0,
+        work=work,
+        step_seconds=tuple(seconds),
+    )
 
 
 def _failure(job: Job, sent: Sent, who: str, kind: str, text: Any) -> str:

@@ -118,7 +118,7 @@ def this_gpu(index: int | None = None) -> tuple[str, int] | None:
     """Return the name and the memory of a CUDA device, by default the current one; None without it."""
     from bertscope.torch_access import torch
 
-    if not torch.cuda.is_available() or (index or 0) >= torch.cuda.device_count():
+    if not torch.cuda.is_available() or (index is not None and index >= torch.cuda.device_count()):
         return None
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
     return gpu.name, gpu.total_memory

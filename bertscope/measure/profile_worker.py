@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -235,29 +235,39 @@ _REPEATS = 10
 
 
 def measure_gpu(job: Job, device: str, send: Say) -> None:
-    """Send the GPU, the work of the job's step, and the rates of a large matrix product and of a large copy.
-
-    A step of several precisions has a product for each. The tensors use at most a quarter of the free memory.
-    """
-    name, memory_bytes = this_gpu() or ("", 0)
-    send("gpu", Machine(
-        gpu=name, memory_bytes=memory_bytes, driver=_driver_version(), torch_version=str(torch.__version__),
-        bertscope_version=bertscope.__version__, date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-    ))  # fmt: skip
+    """Send the GPU, the work of the job's step, and the rates of the GPU."""
+    send("gpu", machine_of_gpu())
     names = {job.run_config.compute_precision}
     with suppress(UnknownValueError):  # its operators depend on values: no time follows from this step
         work = step_work(job.source, job.run_config)
         send("work", work)
         names |= work.matmul_flops.keys()
+    send("rates", gpu_rates(names, job.memory_limit_bytes, device))
+
+
+def machine_of_gpu() -> Machine:
+    """Return the GPU and the versions for a calibration."""
+    name, memory_bytes = this_gpu() or ("", 0)
+    return Machine(
+        gpu=name, memory_bytes=memory_bytes, driver=_driver_version(), torch_version=str(torch.__version__),
+        bertscope_version=bertscope.__version__, date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+    )  # fmt: skip
+
+
+def gpu_rates(names: Collection[str], limit_bytes: int | None = None, device: str = "cuda") -> dict[str, float]:
+    """Return the rates of a large matrix product in each precision and of a large copy.
+
+    The tensors use at most a quarter of the free memory.
+    """
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
-    if job.memory_limit_bytes is not None:
-        free = min(free, job.memory_limit_bytes - torch.cuda.memory_reserved())
+    if limit_bytes is not None:
+        free = min(free, limit_bytes - torch.cuda.memory_reserved())
     side = max(min(_SIDE, int((max(free, 0) / 64) ** 0.5) // 128 * 128), 128)
-    rates = {name: _product_rate(side, name, device) for name in sorted(names & PRECISIONS.keys())}
+    rates = {name: _product_rate(side, name, device) for name in sorted(PRECISIONS.keys() & names)}
     size = min(_COPIED_BYTES, max(free // 8, 1))
     source, copied = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
-    send("rates", {**rates, COPY: 2 * size / _seconds(partial(copied.copy_, source))})
+    return {**rates, COPY: 2 * size / _seconds(partial(copied.copy_, source))}
 
 
 def _driver_version() -> str:

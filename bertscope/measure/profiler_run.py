@@ -273,6 +273,11 @@ def measured_device(step: ModelStep) -> dict[str, Any]:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     step.run()
+    return allocator_counters()
+
+
+def allocator_counters() -> dict[str, Any]:
+    """Return the allocator's own statistics since they were reset, as fields of a cost."""
     torch.cuda.synchronize()
     free, whole = torch.cuda.mem_get_info()
     context = max(whole - free - torch.cuda.memory_reserved(), 0)  # includes the memory of other processes

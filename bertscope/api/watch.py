@@ -1,0 +1,334 @@
+"""`bertscope.watch`, `TrainerCallback` and `LightningCallback`: a running training, measured next to its estimate.
+
+The optimizer's first step makes its state. On a CPU the recorder sees the second and the third, which is reported; on
+CUDA torch's own counters measure the second. The next ones are only timed, and then every hook is gone. An error in
+here is a warning.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+from bertscope.api.explain import flops
+from bertscope.api.memory import estimate
+from bertscope.api.requests import batch_of
+from bertscope.calibrations import with_saved
+from bertscope.dry_run.recording import Recording
+from bertscope.errors import BertscopeWarning, SelectionError, one_line
+from bertscope.files import write_file
+from bertscope.gpus import find_device, peak_flops
+from bertscope.measure.profile import calibration_step
+from bertscope.measure.profile_job import this_gpu
+from bertscope.measure.profile_worker import gpu_rates, machine_name, machine_of_gpu
+from bertscope.measure.profiler_run import allocator_counters
+from bertscope.memory.kernels import cpu_scratch
+from bertscope.memory.step_time import step_work
+from bertscope.memory.summary import memory, memory_report
+from bertscope.reports.memory import Memory, MemoryReport, Timing, Variant
+from bertscope.reports.step import Parts, PhasePeak, StepCost, StepTime, TimeRange
+from bertscope.reports.tool import CalibrationReport
+from bertscope.settings.checkpointing import NONE
+from bertscope.settings.run_config import AUTOCAST, CPU, CUDA, LIGHTNING, STORED, RunConfig
+from bertscope.sources.find import source_of
+from bertscope.torch_access import is_view, nn, storage_key, torch
+from bertscope.tracing.fake_tensors import fake_like, state_tensors
+from bertscope.tracing.log import tensors
+from bertscope.tracing.module_tree import row_paths, subject
+from bertscope.tracing.record import Device, Recorder
+from bertscope.units import PRECISIONS
+
+_PRECISIONS = {row.torch_name: name for name, row in PRECISIONS.items()}
+
+
+class _Cpu(Device):
+    """A CPU whose kernels' scratch follows the rules of an estimate, and on which a data set is no part of a step."""
+
+    def __init__(self) -> None:
+        self.outside: set[int] = set()  # storages from before the recording, of which a view was made
+
+    def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        if is_view(operator) and operator is not torch.ops.aten.lift_fresh.default:  # of torch.tensor(...)
+            self.outside |= set(map(storage_key, tensors(args))) - self.recorder.numbers.keys()
+        return operator(*args, **kwargs)
+
+    def has(self, tensor: Any) -> bool:
+        return super().has(tensor) and storage_key(tensor) not in self.outside
+
+    def scratch(self, operator: Any, args: Any) -> Any:
+        return cpu_scratch(operator, args)
+
+
+class watch:
+    """Measure the memory and time of the first optimizer steps in a loop next to their estimate, and print both.
+
+    `report` is what `profile` returns; `show` takes its text, by default `print`. `steps` are timed after the recorded
+    one. `save` is the file for `calibration=`, on CUDA. Further keywords are those of `estimate`, such as a `loss`
+    function. An exception of the loop passes unchanged; one in here becomes a warning, and the training goes on.
+
+    >>> model, data = torch.nn.Linear(100, 10), torch.randn(8, 100)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> with bertscope.watch(model, optimizer, show=None) as watched:
+    ...     for step in range(5):
+    ...         output = model(data)
+    ...         loss = output.sum()
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...         optimizer.zero_grad()
+    >>> watched.report["none"].error
+    0.0
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Any, *, steps: int = 3, save: str | os.PathLike[str] | None = None,
+        show: Callable[[str], Any] | None = print, **settings: Any,
+    ) -> None:  # fmt: skip
+        while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer  # of accelerate and others around it
+        self.model, self.optimizer, self.timed, self.save, self.show = model, optimizer, steps, save, show
+        self.settings, self.inputs = settings, None
+        self.passes, self.ends, self.is_recording, self.is_first = 0, list[float](), False, True
+        self.stack, self.recording = ExitStack(), ExitStack()
+        self.recorder: Recorder | None = None
+        self.measured: Memory | None = None
+        self.report: MemoryReport | None = None
+
+    def __enter__(self) -> watch:
+        self._guarded(self._begin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in (self.recording.close, self._finish, self._save):
+            self._guarded(end)
+
+    def _guarded(self, run: Callable[[], Any]) -> None:
+        try:
+            run()
+        except Exception as error:
+            with suppress(Exception):
+                self.recording.close()
+            self.stack.close()
+            self.measured = None
+            self.report = None
+            text = one_line(f"{type(error).__name__}: {error}", limit=300)
+            with suppress(Exception):  # where warnings are errors
+                warnings.warn(BertscopeWarning(f"this training is not watched any longer: {text}"), stacklevel=3)
+
+    def _begin(self) -> None:
+        param = next(self.model.parameters())
+        self.device = CUDA if param.is_cuda else CPU
+        self.precision = _PRECISIONS.get(str(param.dtype).removeprefix("torch."), "")
+        self.stack.callback(self.optimizer.register_step_post_hook(lambda *_: self._guarded(self._stepped)).remove)
+
+    def _stepped(self) -> None:
+        """Go on at the end of an optimizer step: record the second, time those that follow."""
+        if self.measured is None and not self.is_recording:
+            self._record()
+            return
+        if self.measured is None:
+            if not self.passes:
+                raise SelectionError("the loop does not call the model that is watched")
+            if self.is_first and self.recorder is not None:
+                self.is_first, self.passes = False, 0  # the next step finds what this one leaves in variables
+                return
+            self.recording.close()
+            self.measured = self._memory()
+            self._predict()
+        self._synchronize()
+        self.ends.append(time.perf_counter())
+        if len(self.ends) > self.timed:
+            self._finish()
+
+    def _record(self) -> None:
+        called = self.model.register_forward_pre_hook(
+            lambda module, args, kwargs: self._guarded(lambda: self.calls(args, kwargs)), with_kwargs=True
+        )
+        self.recording.callback(called.remove)
+        self.recording.callback(setattr, self, "is_recording", False)
+        self.is_recording = True
+        if self.device == CUDA:
+            self._synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            return
+        self.recorder = recorder = Recorder(_Cpu(), self.model)
+        recorder.first_optimizer = ref(self.optimizer)
+        recorder.line = str  # type: ignore[method-assign]  # no line of code is shown
+        params = {param: path for path, param in self.model.named_parameters()}
+        state = (
+            (f"{params.get(param, '')}.{name}".strip("."), tensor)
+            for param, name, tensor in state_tensors(self.optimizer)
+        )
+        recorder.hold("parameters", self.model.named_parameters())
+        recorder.hold("buffers", self.model.named_buffers())
+        recorder.hold("optimizer_state", state)
+        recorder.hold("gradients", ((path, param.grad) for param, path in params.items() if param.grad is not None))
+        self.recording.enter_context(recorder.watching())
+
+    def calls(self, args: Any, kwargs: Any) -> None:
+        """Note a micro-batch: its inputs on meta, and the dtype of autocast."""
+        if not torch.is_grad_enabled():  # of an evaluation
+            return
+        self.passes += 1
+        if self.recorder is not None:
+            self.recorder.hold("inputs", (("", tensor) for tensor in tensors((args, kwargs))))
+        if self.passes == 1:
+            self.inputs = fake_like(dict(kwargs) if kwargs and not args else args, "meta")
+            if torch.is_autocast_enabled(self.device):
+                self.precision = _PRECISIONS[str(torch.get_autocast_dtype(self.device)).removeprefix("torch.")]
+                self.settings = {"precision": AUTOCAST + self.precision, **self.settings}
+
+    def _memory(self) -> Memory:
+        """Return what the recorded step took."""
+        rows = row_paths(self.model)
+        if self.recorder is not None:
+            return memory(Recording(self.recorder.log, CPU).trace(self.recorder.steps), "measured", rows)
+        counters = allocator_counters()
+        most = counters["max_allocated_bytes"]
+        params = sum(param.nbytes for param in self.model.parameters())
+        parts = Parts(parameters=params, temporaries=most - params)
+        peak = PhasePeak(phase="the step", peak_bytes=most, path="", operator="", parts=parts)
+        return Memory(obtained="measured", cost=StepCost(peak=peak, **counters), phases=(peak,), saved=())
+
+    def _predict(self) -> None:
+        """Estimate the recorded step and count its FLOPs; what cannot be estimated is only measured."""
+        variant = Variant(checkpointing=NONE, reentrant=False, measured=self.measured)
+        run, self.flops = RunConfig(device=self.device, precision=STORED), 0
+        accumulate = {"accumulate": self.passes} if self.passes > 1 else {}
+        with suppress(Exception):
+            settings = {"device": self.device, **accumulate, **self.settings}
+            estimated = estimate(self.model, self.inputs, optimizer=self.optimizer, **settings)
+            run, variant = estimated.run, replace(variant, estimated=estimated.variants[0].estimated)
+        with suppress(Exception):
+            self.flops = self.passes * flops(self.model, self.inputs, mode="training").total
+        report = memory_report(subject(self.model, None, STORED), run, (variant,), machine=machine_name(self.device))
+        self.report = replace(report, inputs_given=True)
+
+    def _synchronize(self) -> None:
+        if self.device == CUDA:
+            torch.cuda.synchronize()
+
+    def _finish(self) -> None:
+        """Add the times, and say the answer."""
+        self.stack.close()
+        if self.measured is None or self.report is None or self.report.variants[0].timing:
+            return
+        seconds = [after - before for before, after in pairwise(self.ends)]
+        timing = Timing(warmup_seconds=0.0, flops=self.flops or None).of_steps(seconds, 0)
+        timing = replace(timing, tokens_per_second=None)
+        variant = replace(self.report.variants[0], timing=timing)
+        here = this_gpu() if self.device == CUDA else None
+        gpu = find_device(*here) if here else None
+        peak = peak_flops(gpu, self.precision) if gpu else None
+        if seconds and timing.flops_per_second and peak:
+            span = TimeRange(low_seconds=timing.median_seconds, high_seconds=timing.median_seconds)
+            took = StepTime(step=span, flops=timing.flops, flops_per_second=timing.flops_per_second,
+                            mfu=timing.flops_per_second / peak[0], peak_flops=peak[0], peak_source=peak[1])  # fmt: skip
+            cost = replace(self.measured.cost, time=took)
+            variant = replace(variant, measured=replace(self.measured, cost=cost))
+        self.report = replace(self.report, variants=(variant,))
+        if self.show is not None:
+            self.show(f"{self.report}")
+
+    def _save(self) -> None:
+        """Write the calibration, with the GPU's rates, which are measured when the training is over."""
+        if self.save is None or self.report is None:
+            return
+        if self.device != CUDA:
+            raise SelectionError("a calibration is of a GPU, and this training is on a CPU; leave save out")
+        row, work, path = self.report.variants[0], None, Path(self.save)
+        run = self.report.run.changed(batch=batch_of(self.inputs), precision=self.precision)
+        with suppress(Exception):
+            work = step_work(source_of(self.model, inputs=self.inputs), self.report.run)
+        costs = [part and part.cost for part in (row.measured, row.estimated)]
+        seconds = row.timing.step_seconds if row.timing else ()
+        step = calibration_step(self.report.subject.name, run, costs[0], costs[1], work, seconds)  # type: ignore[arg-type]
+        rates = gpu_rates({self.precision, *(work.matmul_flops if work else ())})
+        report = CalibrationReport(machine=machine_of_gpu(), rates=rates, steps=(step,))
+        write_file(path, with_saved(report, path).to_json())
+
+
+def TrainerCallback(**options: Any) -> Any:
+    """Return a callback for transformers' Trainer that watches its first steps; the options are those of `watch`.
+
+    The settings of the training are read from its arguments. Raises SelectionError without transformers.
+
+    >>> callback = bertscope.TrainerCallback(save="h200.json")  # Trainer(..., callbacks=[callback])
+    """
+    try:
+        from transformers import TrainerCallback as Base
+    except ImportError:
+        raise SelectionError("bertscope.TrainerCallback needs the package transformers; install it") from None
+
+    class Callback(Base):  # type: ignore[misc]
+        """The callback; `watched.report` is the answer."""
+
+        watched: watch
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            """Begin to watch the model that the Trainer calls."""
+            self.watched = watch(parts["model"], parts["optimizer"], **{"training_file": args, **options})
+            self.watched.__enter__()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            """End, and write the file."""
+            self.watched.__exit__()
+
+    return Callback()
+
+
+def LightningCallback(**options: Any) -> Any:
+    """Return a callback for Lightning's Trainer that watches its first steps; the options are those of `watch`.
+
+    It is for automatic optimization with one optimizer. Raises SelectionError without lightning.
+
+    >>> callback = bertscope.LightningCallback()  # doctest: +SKIP
+    """
+    try:
+        from lightning.pytorch import Callback as Base
+    except ImportError:
+        raise SelectionError("bertscope.LightningCallback needs the package lightning; install it") from None
+
+    class Step(nn.Module):
+        """A LightningModule whose forward pass is its training step."""
+
+        def __init__(self, module: Any) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, batch: Any) -> Any:
+            """Return the loss."""
+            return self.module.training_step(batch, 0)
+
+    class Callback(Base):  # type: ignore[misc]
+        """The callback; `watched.report` is the answer."""
+
+        watched: watch
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            """Begin to watch the module."""
+            self.watched = watch(Step(pl_module), trainer.optimizers[0], **{"loop": LIGHTNING, **options})
+            self.watched.__enter__()
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            """Note the batch of a training step, which is no call of the module."""
+            watched = self.watched
+            if watched.is_recording:
+                watched._guarded(lambda: watched.calls((batch,), {}))
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            """End with what is known; the exception passes on."""
+            self.watched.__exit__()
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            """End, and write the file."""
+            self.watched.__exit__()
+
+    return Callback()

@@ -1,0 +1,198 @@
+"""A running training next to its estimate: any loop, transformers' Trainer, Lightning, and torch's counters on CUDA."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+import bertscope
+from bertscope.api import watch as watching
+from bertscope.calibrations import read_calibration
+from bertscope.errors import BertscopeWarning
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 256, batch_first=True), 2)
+
+
+def mean_square(output):
+    return output.square().mean()
+
+
+def train(model, optimizer, steps=8, accumulate=1, fails_at=None):
+    data, losses = torch.zeros(4, 16, 64), []
+    for step in range(steps):
+        for _ in range(accumulate):
+            output = model(data)
+            loss = mean_square(output)
+            loss.backward()
+            if step == fails_at:
+                raise KeyError("of the loop")
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def hooks_of(model, optimizer):
+    return [len(part._forward_pre_hooks) + len(part._forward_hooks) for part in model.modules()] + [
+        len(optimizer._optimizer_step_post_hooks)
+    ]
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_loop_is_measured_next_to_its_estimate_and_trains_as_without(accumulate):
+    losses = []
+    for is_watched in (False, True):
+        torch.manual_seed(3)
+        model = encoder()
+        optimizer, said = torch.optim.AdamW(model.parameters()), []
+        if not is_watched:
+            losses.append(train(model, optimizer, accumulate=accumulate))
+            continue
+        with bertscope.watch(model, optimizer, show=said.append, loss=mean_square) as watched:
+            losses.append(train(model, optimizer, accumulate=accumulate))
+    assert losses[0] == losses[1]
+    row = watched.report["none"]
+    assert row.error == 0.0
+    assert watched.report.run.accumulate == accumulate
+    assert len(row.timing.step_seconds) == 3
+    flops = bertscope.flops(model, torch.zeros(4, 16, 64), mode="training").total
+    assert row.timing.flops == accumulate * flops
+    assert said == [str(watched.report)]
+    assert "estimated peak" in said[0]
+    assert not any(hooks_of(model, optimizer))
+
+
+@pytest.mark.parametrize("name", ["_begin", "_record", "calls", "_memory", "_predict", "_finish", "_save", "show"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_failure_inside_ends_no_training(name, strict, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("broken")
+
+    model = encoder()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if name != "show":
+        monkeypatch.setattr(watching.watch, name, broken)
+    with warnings.catch_warnings(record=not strict) as noted:
+        warnings.simplefilter("error" if strict else "always", BertscopeWarning)
+        with bertscope.watch(model, optimizer, show=broken if name == "show" else None):
+            assert len(train(model, optimizer)) == 8
+    assert strict or any("not watched any longer: RuntimeError: broken" in str(item.message) for item in noted)
+    assert not any(hooks_of(model, optimizer))
+    assert _get_current_dispatch_mode() is None
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2, 5])
+def test_an_exception_of_the_loop_passes_unchanged(fails_at):
+    model = encoder()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(KeyError, match="of the loop"), bertscope.watch(model, optimizer, show=None):
+        train(model, optimizer, fails_at=fails_at)
+    assert not any(hooks_of(model, optimizer))
+    assert _get_current_dispatch_mode() is None
+
+
+def test_steps_after_the_watched_ones_have_no_hook_and_take_no_longer():
+    model = encoder()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with bertscope.watch(model, optimizer, show=None):
+        train(model, optimizer, steps=6)
+        assert not any(hooks_of(model, optimizer))
+        assert _get_current_dispatch_mode() is None
+
+
+def test_on_cuda_torch_s_counters_are_the_measurement_and_the_calibration(monkeypatch, tmp_path):
+    """The counters, the card and its rates are replaced; the model runs on a CPU."""
+    numbers = {"max_memory_allocated": 10 * 2**20, "max_memory_reserved": 12 * 2**20, "memory_reserved": 12 * 2**20,
+               "mem_get_info": (2**33, 2**33 + 512 * 2**20), "synchronize": None,
+               "reset_peak_memory_stats": None}  # fmt: skip
+    for name, number in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, number=number: number)
+    monkeypatch.setattr(watching, "this_gpu", lambda: ("Tesla T4", 15 * 2**30))
+    monkeypatch.setattr(watching, "machine_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(watching, "gpu_rates", lambda names: {**dict.fromkeys(names, 1e12), "copy": 1e11})
+    monkeypatch.setattr("bertscope.measure.profile_worker.this_gpu", lambda: ("Tesla T4", 15 * 2**30))
+    begin = watching.watch._begin
+    monkeypatch.setattr(watching.watch, "_begin", lambda self: (begin(self), setattr(self, "device", "cuda")))
+    model = encoder()
+    optimizer, file = torch.optim.AdamW(model.parameters()), tmp_path / "t4.json"
+    with bertscope.watch(model, optimizer, show=None, loss=mean_square, save=file) as watched:
+        train(model, optimizer)
+    row = watched.report["none"]
+    assert row.measured.cost.reserved_bytes == 12 * 2**20
+    assert row.measured.cost.max_allocated_bytes == row.measured.cost.peak_bytes == 10 * 2**20
+    assert row.estimated.cost.reserved_bytes > row.estimated.cost.peak_bytes
+    assert row.measured.cost.time.mfu == pytest.approx(row.timing.flops_per_second / row.measured.cost.time.peak_flops)
+    (step,) = read_calibration(file).steps
+    assert (step.batch, step.precision, step.allocated_bytes) == (4, "fp32", 10 * 2**20)
+    assert step.work.calls > 0
+    assert bertscope.estimate("bert-tiny", device="cuda", calibration=str(file), time=True)["none"].cost.time.step
+    assert "MFU" in watched.report.to_markdown()
+
+
+def test_on_a_cpu_no_calibration_is_written(tmp_path):
+    model = encoder()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with (
+        pytest.warns(BertscopeWarning, match="a calibration is of a GPU"),
+        bertscope.watch(model, optimizer, show=None, save=tmp_path / "cpu.json"),
+    ):
+        train(model, optimizer)
+    assert not (tmp_path / "cpu.json").exists()
+
+
+def test_the_trainer_of_transformers_is_watched(tmp_path):
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+    config = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+                        intermediate_size=128)  # fmt: skip
+    data = [{"input_ids": [1] * 32, "attention_mask": [1] * 32, "labels": 1} for _ in range(128)]
+    for options in ({}, {"bf16": True}, {"gradient_accumulation_steps": 2}):
+        callback = bertscope.TrainerCallback(show=None)
+        arguments = TrainingArguments(tmp_path, per_device_train_batch_size=8, max_steps=8, use_cpu=True, report_to=[],
+                                      save_strategy="no", disable_tqdm=True, **options)  # fmt: skip
+        model = BertForSequenceClassification(config)
+        Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+        row = callback.watched.report["none"]
+        assert abs(row.error) < 0.001, options
+        assert row.timing.flops > 0
+        assert _get_current_dispatch_mode() is None
+
+
+def test_lightning_is_watched(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = encoder()
+
+        def training_step(self, batch, number):
+            loss = mean_square(self.model(batch))
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    callback = bertscope.LightningCallback(show=None)
+    trainer = lightning.Trainer(max_steps=8, accelerator="cpu", logger=False, enable_checkpointing=False,
+                                enable_progress_bar=False, callbacks=[callback], default_root_dir=tmp_path)  # fmt: skip
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.zeros(64, 16, 64), batch_size=4))
+    row = callback.watched.report["none"]
+    assert abs(row.error) < 0.001
+    assert row.timing.flops > 0
+
+
+@pytest.mark.parametrize(("name", "package"), [("TrainerCallback", "transformers"), ("LightningCallback", "lightning")])
+def test_a_missing_framework_is_named(name, package, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    monkeypatch.setitem(__import__("sys").modules, f"{package}.pytorch", None)
+    with pytest.raises(bertscope.BertscopeError, match=f"{name} needs the package {package}"):
+        getattr(bertscope, name)()
