@@ -94,8 +94,9 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                       choices=("eager", "sdpa", *FLASH_KERNELS)),
     "add_pooling_layer": _row("Build BertModel with or without its pooler.", kind=bool, section="model",
                               option="pooler"),
-    "lora": _row(f"LoRA adapters, such as r=8,target=query+value. Keys as in peft: {', '.join(LORA_RULES)}; with all: "
-                 f"{LORA_EXAMPLE}.", section="common", metavar="KEY=VALUE[,...]"),
+    "lora": _row(f"LoRA adapters, such as r=8,target=query+value, or peft's adapter_config.json. Keys: "
+                 f"{', '.join(LORA_RULES)}; with all: {LORA_EXAMPLE}.", section="common",
+                 metavar="KEY=VALUE[,...]"),
     "download": _flag("Download a missing model from the Hugging Face hub.", section="model"),
     "allow_code": _flag("Import the code (module:attribute) that a file names.", section="model"),
     "freeze": _row("Freeze parameters by name or glob, such as embeddings or '*.bias'. Repeatable.", (), section="loop",

@@ -59,18 +59,31 @@ _AUTO = {
 }  # fmt: skip
 
 
-def read_adapter(
-    entries: Entries,
-    path: Path,
-    find_base: Callable[[str], ModelSource],
-    of_transformers: Callable[[ModelSource], ModelSource],
-) -> ModelSource:
-    """Return the model with the adapters that an `adapter_config.json` describes, under its base model's name.
+def base_of(entries: Entries, path: Path, find_base: Callable[[str], ModelSource]) -> ModelSource:
+    """Return an adapter's base model: of the `config.json` in the same folder, else of `base_model_name_or_path`.
 
-    The base model is the `config.json` in the same folder, if there is one, else `base_model_name_or_path`; `find_base`
-    returns the model for a path from this folder or a name. Plain LoRA of a BERT needs no peft; other adapters get the
-    BERT `of_transformers`. Raises ConfigError or SourceError for a type or a setting that is not supported, and for a
-    base model that is not found.
+    `find_base` returns the model for a path from this folder or a name. Raises SourceError if it is not found.
+    """
+    named = entries.get("base_model_name_or_path")
+    entry = named or entries[TYPE]
+    name = _CONFIG if (path.parent / _CONFIG).is_file() else named and named.value
+    if not isinstance(name, str) or not name:
+        raise entry.error(
+            "base_model_name_or_path names no model; write its name, or put its config.json into this folder"
+        )
+    try:
+        return find_base(name)
+    except BertscopeError as error:
+        raise SourceError(f"the base model: {error.marked}", where=entry.where) from None
+
+
+def read_adapter(
+    entries: Entries, path: Path, base: ModelSource, of_transformers: Callable[[ModelSource], ModelSource]
+) -> ModelSource:
+    """Return the base model with the adapters that an `adapter_config.json` describes, under the base model's name.
+
+    Plain LoRA of a BERT needs no peft; other adapters get the BERT `of_transformers`. Raises ConfigError for a type or
+    a setting that is not supported.
     """
     if entries[TYPE].value not in _TYPES:
         raise entries[TYPE].error(
@@ -97,7 +110,6 @@ def read_adapter(
     recorded = mapping.get("base_model_class") if isinstance(mapping, dict) else None
     if recorded is not None and not isinstance(recorded, str):
         raise unknown_architecture(recorded).at(entries["auto_mapping"].where)
-    base = _base(entries, path, find_base)
     is_bert = base.bert_config is not None
     architecture, head = _TASKS.get(str(task), ("", "")) if is_bert else (_AUTO.get(str(task), ""), "")
     if is_bert and task and not architecture:
@@ -153,20 +165,6 @@ def _lora(entries: Entries, head: str) -> Lora:
     return replace(
         lora, target=tuple(sorted(lora.of_bert().target or ())), save=save
     )  # peft writes a set, in any order
-
-
-def _base(entries: Entries, path: Path, find_base: Callable[[str], ModelSource]) -> ModelSource:
-    named = entries.get("base_model_name_or_path")
-    entry = named or entries[TYPE]
-    name = _CONFIG if (path.parent / _CONFIG).is_file() else named and named.value
-    if not isinstance(name, str) or not name:
-        raise entry.error(
-            "base_model_name_or_path names no model; write its name, or put its config.json into this folder"
-        )
-    try:
-        return find_base(name)
-    except BertscopeError as error:
-        raise SourceError(f"the base model: {error.marked}", where=entry.where) from None
 
 
 def _shown(entry: Entry) -> str:

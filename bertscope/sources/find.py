@@ -33,7 +33,7 @@ from bertscope.files import read_json, read_mapping, readable
 from bertscope.frozen import Record
 from bertscope.settings.rows import NO_PERMIT, CodeName, is_code
 from bertscope.settings.training import loss_parts
-from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, read_adapter
+from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, base_of, read_adapter
 from bertscope.sources.bert import (
     MEMBER,
     BertSource,
@@ -170,7 +170,17 @@ def find(
     Raises as `load`, SourceError for code that is no CodeName, and MissingExtraError if another
     family's configuration needs transformers.
     """
-    return _find(os.fspath(model), download).with_options(**options)
+    lora, source = options.get("lora"), _find(os.fspath(model), download)
+    if not isinstance(lora, str) or "=" in lora or not os.path.exists(os.path.expanduser(lora)):
+        return source.with_options(**options)
+    path = Path(lora).expanduser()  # an adapter_config.json, or a folder with one
+    path = path / ADAPTER_CONFIG if path.is_dir() else path
+    entries = read_mapping(path)
+    if TYPE not in entries:
+        what = f"{name_of('lora')} takes settings or an {ADAPTER_CONFIG}; there is no {TYPE}"
+        raise SourceError(what, where=f"{path}:1")
+    options["lora"] = None
+    return read_adapter(entries, path, source, _of_transformers).with_options(**options)
 
 
 class Configuration(Protocol):
@@ -392,15 +402,18 @@ def _read(location: _Place, is_base: bool) -> ModelSource:
             beside = _place(path.parent / model)  # a path from there, or any name
             return _find(str(beside.path) if beside.exists else model, download=False, is_base=True)
 
-        def of_transformers(source: ModelSource) -> ModelSource:
-            """Return the BERT as a model of transformers, whose classes peft's expect."""
-            if source.bert_config is None:
-                return source
-            fields: Any = {key: getattr(source, key) for key in ("name", "architecture", "where")}
-            return TransformersSource(model_type="bert", path=path, settings=source.bert_config.to_dict(), **fields)
-
-        return read_adapter(entries, path, base, of_transformers)
+        return read_adapter(entries, path, base_of(entries, path, base), _of_transformers)
     return _configured(entries, path, name)
+
+
+def _of_transformers(source: ModelSource) -> ModelSource:
+    """Return a BERT as a model of transformers, whose classes peft's expect."""
+    config = source.bert_config
+    if config is None:
+        return source
+    fields: Any = {key: getattr(source, key) for key in ("name", "architecture", "where")}
+    path = getattr(source, "path", None) or Path()
+    return TransformersSource(model_type="bert", path=path, settings=config.to_dict(), **fields)
 
 
 def _own_name(entries: Entries) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from bertscope.errors import BertscopeError, SourceError
+from bertscope.errors import BertscopeError, SourceError, name_of
 from bertscope.files import Entry, read_json, read_mapping, read_text, readable
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
@@ -146,6 +146,8 @@ def read_training_file(path: Path | str | TrainingArguments) -> TrainingFile:
         entries = read_json(text, path) if text else read_mapping(path)
     except SourceError as error:  # the remedy after the semicolon names presets
         raise SourceError(f"{error.message.partition(';')[0]}; {_WANTED}", where=error.where) from None
+    if "peft_type" in entries:
+        raise SourceError(f"{path} describes adapters and no training; give it by {name_of('lora')} FILE")
     form = next((form for form in _formats() if not entries.keys().isdisjoint(form.identifying)), None)
     if form is None:
         names = ", ".join(name for form in reversed(_formats()) for name in form.identifying)

@@ -143,6 +143,18 @@ def test_adapters_of_every_type_are_those_of_peft(cli, tmp_path, family, name):
     assert found == pytest.approx(real + of_inputs, rel=1e-3)
 
 
+def test_a_file_of_peft_adds_its_adapters_to_any_model(cli, adapter):
+    file = str(adapter(r=2) / "adapter_config.json")
+    counted = cli("count", "bert-tiny", "--lora", file, "--format", "json").json
+    assert counted["subject"]["lora"].startswith("r=2,")
+    refused = cli("estimate", "bert-tiny", "--from", file)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "--lora" in refused.err
+    (adapter() / "adapter_config.json").write_text("{}")
+    empty = cli("count", "bert-tiny", "--lora", file)
+    assert (empty.code, empty.err.count("\n")) == (2, 1)
+
+
 def test_lora_of_another_family_has_pefts_default_targets(cli, tmp_path):
     sizes = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 99}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
