@@ -321,8 +321,10 @@ class ModelStep:
             yield "communication", path, bucket
         paths: dict[torch.Tensor, str] = {param: path for path, param in self.model.named_parameters()}
         optimizer: Any = getattr(self.optimizer, "optim", self.optimizer)  # of this rank, with ZeRO
+        of_model = {id(tensor) for param in paths for tensor in (param, param.grad)}  # its groups refer to these
         for param, name, tensor in state_tensors(optimizer) if optimizer is not None else ():
-            yield "optimizer_state", f"{paths.get(param, '')}.{name}", tensor
+            if id(tensor) not in of_model:
+                yield "optimizer_state", f"{paths.get(param, '')}.{name}", tensor
         for path, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 yield "gradients", path, parameter.grad
