@@ -34,6 +34,11 @@ def count_text(count: int) -> str:
     return f"{count:,}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 point`, `12,000 points`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def short_count_text(count: int) -> str:
     """Return a count with three or four digits and a prefix of 1000: `8.04 T` (10**12), `302.3 M`, `768`."""
     power = min((len(str(abs(count))) - 1) // 3, len(_DECIMAL) - 1)

@@ -10,7 +10,7 @@ from bertscope.errors import named, one_line, shown
 from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
 from bertscope.reports.page import DiffReport
-from bertscope.units import bytes_text, count_text, shape_text, signed_text
+from bertscope.units import bytes_text, count_text, counted, shape_text, signed_text
 from bertscope.views.columns import Column, attribute, copies_text, csv_only, listed, number, values
 from bertscope.views.console import Target
 from bertscope.views.views import Table, View
@@ -88,13 +88,13 @@ def _verdict(report: DiffReport) -> str:
     share = f" ({100 * abs(b - a) / a:.1f} %)" if a else ""
     names = [report.a.name, report.b.name]
     one, other = names if len(set(names)) > 1 and len("".join(names)) <= _NAMES else ("a", "b")
-    text = f"{other} has {count_text(abs(b - a))} parameters {'more' if b > a else 'fewer'} than {one}"
+    text = f"{other} has {counted(abs(b - a), 'parameter')} {'more' if b > a else 'fewer'} than {one}"
     return f"{text}{share}." if len(text + share) < _LINE else f"{text}."
 
 
 def _kinds(report: DiffReport) -> str:
     counts = {"setting": len(report.fields), "tensor": len(report.rows)}
-    return listed(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items() if count)
+    return listed(counted(count, name) for name, count in counts.items() if count)
 
 
 VIEW = View(
@@ -219,9 +219,9 @@ def _answer(report: VerifyReport) -> str:
         text = f"{count} of another {status}" if status in ("shape", "dtype") else f"{count} {status}"
         if status == "prefix":
             prefix = next(one_line(row.name) for row in report.rows if row.status == "prefix")
-            text = f"{count} names begin with {prefix} ({named('strip_prefix')} {prefix})"
+            text = f"{counted(count, 'name')} with the prefix {prefix} ({named('strip_prefix')} {prefix})"
         faults.append(text)
-    faults += [f"{len(report.stored.problems)} problems of the file"] if report.stored.problems else []
+    faults += [f"{counted(len(report.stored.problems), 'problem')} of the file"] if report.stored.problems else []
     return f"no: {stored} does not hold {model}: {', '.join(faults)}"
 
 

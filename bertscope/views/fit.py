@@ -14,7 +14,7 @@ from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.generate import row_words
 from bertscope.settings.parallelism import SINGLE
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, TRAINING
-from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, share_text
+from bertscope.units import BF16, FP16, bytes_text, count_text, counted, flops_text, share_text
 from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, fits_word, listed, number, values
 from bertscope.views.console import Target
@@ -320,7 +320,7 @@ def _batching(name: str) -> str:
 
 
 def _size(row: LengthsRow) -> str:
-    return count_text(row.batch) if row.batch else f"{count_text(row.tokens_per_batch)} tokens"
+    return count_text(row.batch) if row.batch else counted(row.tokens_per_batch, "token")
 
 
 def _reserved(share: float, row: LengthsRow) -> str:
@@ -366,11 +366,12 @@ def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]
     how = row_words("checkpointing", report.run.checkpointing)
     yield f"{step.assumed(report, report.run.precision)}, {how}"
     yield (
-        f"{count_text(report.sequences)} sequences of {report.shortest} to {report.longest} "
+        f"{counted(report.sequences, 'sequence')} of {report.shortest} to {report.longest} "
         f"tokens, mean {report.mean:.1f}: {report.source}"
     )
     if report.truncated:
-        yield f"{count_text(report.truncated)} sequences were longer, and are cut to {report.longest} tokens."
+        verb = "is" if report.truncated == 1 else "are"
+        yield f"{counted(report.truncated, 'longer sequence')} {verb} cut to {report.longest} tokens."
     yield Heading("The ways to make batches")
     yield (
         "steps: of an epoch. dynamic: random batches, the mean of all orders. grouped: group_by_length of "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bertscope.errors import named, one_line, shown
 from bertscope.reports.base import PYTHON_ONLY, UNCOUNTED, Note, Subject
 from bertscope.settings.run_config import AUTOCAST, CPU, INFERENCE
-from bertscope.units import bytes_text, count_text, flops_text
+from bertscope.units import bytes_text, count_text, counted, flops_text
 
 if TYPE_CHECKING:
     from bertscope.reports.memory import TrainingFile, TrainingKey
@@ -93,8 +93,8 @@ def training_file_notes(file: TrainingFile, device: str) -> Iterator[str]:
         yield f"{file.fields['precision']} suggests a GPU, and this step is on a CPU; {named('gpu')} names its GPU"
     if file.no_effect:
         yield (
-            f"{count_text(len(file.no_effect))} other keys have no effect on the memory of a training "
-            f"step ({named('to_json()')} lists them)"
+            f"{counted(len(file.no_effect), 'other key')} {'has' if len(file.no_effect) == 1 else 'have'} no effect on "
+            f"the memory of a training step ({named('to_json()')} lists them)"
         )
 
 

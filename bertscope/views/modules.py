@@ -13,7 +13,7 @@ from bertscope.errors import one_line
 from bertscope.reports.layer_ranges import is_run
 from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeReport, TreeRow, sum_of_rows
 from bertscope.settings.checkpointing import NONE
-from bertscope.units import bytes_text, count_text, shape_text, share_text, tensors_text
+from bertscope.units import bytes_text, count_text, counted, shape_text, share_text, tensors_text
 from bertscope.views.columns import Column, attribute, copies_text, csv_only, number, values
 from bertscope.views.console import Target, command_text, wrapped
 from bertscope.views.footer import footer, title
@@ -122,7 +122,7 @@ def _count_tables(report: CountReport, target: Target | None) -> list[Table]:
 def _headline(report: CountReport | TreeReport) -> str:
     totals = report.totals
     if totals.layer_params == totals.distinct_params:
-        return f"{count_text(totals.distinct_params)} parameters"
+        return counted(totals.distinct_params, "parameter")
     return (
         f"{count_text(totals.distinct_params)} unique parameters; {count_text(totals.layer_params)} "
         "with tied tensors counted at each use"

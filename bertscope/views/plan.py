@@ -19,7 +19,7 @@ from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, RunConfig
-from bertscope.units import BF16, FP16, bytes_text, count_text, flops_text, html_text, visible
+from bertscope.units import BF16, FP16, bytes_text, count_text, counted, flops_text, html_text, visible
 from bertscope.views import step
 from bertscope.views.columns import Column, csv_only, values
 from bertscope.views.console import Target
@@ -210,7 +210,7 @@ def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
     if more := step.other_loop(report.run, row.cost):
         yield more
     yield Heading("How the numbers were obtained")
-    yield f"{count_text(report.tried)} plans simulated with the device's kernels, nothing allocated."
+    yield f"{counted(report.tried, 'plan')} simulated with the device's kernels, nothing allocated."
     if report.gpu:
         yield f"Memory of {report.gpu.name}: {report.gpu.source}."
     yield step.margin_note(row.cost)

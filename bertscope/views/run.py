@@ -10,7 +10,7 @@ from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant
 from bertscope.reports.run import UNRECORDED, RunFitReport, RunReport
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.run_config import CUDA, RunConfig
-from bertscope.units import bytes_text, count_text
+from bertscope.units import bytes_text, count_text, counted
 from bertscope.views import step
 from bertscope.views.columns import attribute, fits_word, in_phase, number
 from bertscope.views.console import Target
@@ -114,9 +114,9 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
             f"{bytes_text(more.added_bytes)}, so its peak is {bytes_text(more.highest_bytes)}."
         )
     if report.histories:
-        yield f"{report.updates} steps: {step.histories_text(report.histories)}."
+        yield f"{counted(report.updates, 'step')}: {step.histories_text(report.histories)}."
     if report.refused_bytes and not report.failure:
-        yield f"{count_text(len(report.refused_bytes))} requests ran out of memory, and the script went on."
+        yield f"{counted(len(report.refused_bytes), 'request')} ran out of memory, and the script went on."
     if report.assumed:
         shown = ", ".join(report.assumed[:3])
         yield f"Unknown values were read ({shown}): a loop or shape that depends on them may be another one."

@@ -11,7 +11,7 @@ from bertscope.reports.memory import COLLECTIVES, COMPUTED, REFUSED, SweepReport
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import ESTIMATED
-from bertscope.units import bytes_text, count_text
+from bertscope.units import bytes_text, count_text, counted
 from bertscope.views.columns import Column, attribute, csv_only, number, reader, values
 from bertscope.views.console import Target, command_text
 from bertscope.views.step import by_verdict, cost_columns, line_of, parts_csv
@@ -80,12 +80,12 @@ def verdict(report: SweepReport) -> str:
     """Return the numbers of points by outcome, and of those with a budget by the answer."""
     answers = by_verdict(("", row.cost) for row in report.rows)
     refused, failed = (report.number(outcome) for outcome in (REFUSED, FAILED))
-    points = f"{count_text(len(report.rows))} points of {one_line(report.grid, limit=30)}"
-    facts = [f"{points} are computed"]
+    points = f"{counted(len(report.rows), 'point')} of {one_line(report.grid, limit=30)}"
+    facts = [f"{points} {'is' if len(report.rows) == 1 else 'are'} computed"]
     if answers:
         fitting = len(answers.pop(YES, ()))
         verbs = {UNCERTAIN: "may fit", NO: f"do{'es' * (len(answers.get(NO, ())) == 1)} not"}
-        facts = [f"{count_text(fitting)} of {points} fit"]
+        facts = [f"{count_text(fitting)} of {points} fit{'s' * (fitting == 1)}"]
         facts += [f"{count_text(len(rows))} {verbs[answer]}" for answer, rows in answers.items()]
     elif refused + failed:
         facts = [f"{count_text(report.number(COMPUTED))} of {points} are computed"]

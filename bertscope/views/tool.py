@@ -15,7 +15,7 @@ from bertscope.reports.tool import (
     PresetsReport,
     PrintReport,
 )
-from bertscope.units import bytes_text, count_text, html_text, signed_text
+from bertscope.units import bytes_text, count_text, counted, html_text, signed_text
 from bertscope.views.columns import Column, attribute, csv_only, number, values
 from bertscope.views.console import Target, painted
 from bertscope.views.views import Table, View
@@ -44,10 +44,8 @@ def _failures(report: CheckReport, target: Target = Target()) -> str:  # noqa: B
 
 def _summary(report: CheckReport) -> str:
     passed, failed, errors = (len(report.having(status)) for status in ("passed", "failed", "error"))
-    files = "1 file" if report.files == 1 else f"{report.files} files"
-    expectations = "1 expectation" if passed == 1 else f"{passed} expectations"
     unread = f", {errors} could not be checked" if errors else ""
-    return f"{files}: {expectations} passed, {failed} failed{unread}\n"
+    return f"{counted(report.files, 'file')}: {counted(passed, 'expectation')} passed, {failed} failed{unread}\n"
 
 
 def _github(report: CheckReport) -> str:
@@ -146,7 +144,7 @@ def _by_class(report: PresetsReport, target: Target | None) -> list[Table]:
 
 
 presets = View(
-    answer=lambda report: "1 preset." if len(report.rows) == 1 else f"{len(report.rows)} presets.",
+    answer=lambda report: f"{counted(len(report.rows), 'preset')}.",
     settings=lambda report: (
         "Families other than bert need the package transformers." if any(row.requires for row in report.rows) else ""
     ),

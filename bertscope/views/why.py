@@ -62,7 +62,8 @@ def _held_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str
             cause = f"The parameters hold {v.share}."
             fix = "Store them in 16 bits, or train LoRA adapters, which need few gradients and little optimizer state."
         case "why_graph":
-            cause = f"The graphs of {v.passes} earlier forward passes are still alive: {v.size}."
+            graphs = f"The graphs of {v.passes} earlier forward passes are" if v.passes > 1 else "An earlier graph is"
+            cause = f"{graphs} still alive: {v.size}."
             fix = f"Keep loss.item() instead of loss, and do not call backward(retain_graph=True){v.at}."
         case "why_grad_eval":
             passes = f"{v.passes} forward passes" if v.passes > 1 else "A forward pass"

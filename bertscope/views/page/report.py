@@ -19,7 +19,7 @@ from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeRe
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
 from bertscope.settings.generate import changed, setting_options
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfig
-from bertscope.units import bytes_text, count_text, flops_text, html_text, share_text
+from bertscope.units import bytes_text, count_text, counted, flops_text, html_text, share_text
 from bertscope.views import fit as fit_words
 from bertscope.views import plan as plan_words
 from bertscope.views.columns import Column, attribute, csv_only, csv_text, number
@@ -437,7 +437,7 @@ def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
         if path in leaves:
             copies = len(leaves[path])
             lines.append((f"{copies} x " if copies > 1 else "") + str(list(leaves[path][0].shapes[0] or ())))
-        lines.append(f"{count_text(sizes[path])} parameters, {share_text(sizes[path] / (sizes[''] or 1))}")
+        lines.append(f"{counted(sizes[path], 'parameter')}, {share_text(sizes[path] / (sizes[''] or 1))}")
         name = path[len(outer) :].lstrip(".") if nodes else tree.subject.architecture
         waiting += [(inner, path, len(nodes)) for inner in reversed(inside.get(path, {}))]
         nodes.append((parent, name, sizes[path], _role_color(path, types), lines))
