@@ -46,24 +46,25 @@ class Limits:
         recorder.on_root.append(self._called)
         recorder.on_update.append(self._updated)
 
+    @property
+    def has_evaluated(self) -> bool:
+        """Return True if a model evaluated after the last step."""
+        return self.evaluated_then is not None and self.evaluated > self.evaluated_then
+
     def limit(self, put: Put) -> None:
         """End loaders, and the script."""
         loader = torch.utils.data.DataLoader
-        iterate, initialize, limits = loader.__iter__, loader.__init__, self
-
-        def begin(loader_itself: Any, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("pin_memory", None)
-            initialize(loader_itself, *args, **kwargs)
+        iterate, limits = loader.__iter__, self
 
         def batches(loader_itself: Any) -> Iterator[Any]:
             return limits._batches(loader_itself, iterate(loader_itself))
 
-        put(loader, __iter__=batches, __init__=begin)
+        put(loader, __iter__=batches)
 
     def _called(self, model: nn.Module) -> None:
         now = len(self.recorder.log.events)
         if is_training(model):
-            if not self.has_loader and self.recorder.updates >= self.steps:
+            if self.recorder.updates >= self.steps and (self.has_evaluated or not self.has_loader):
                 self.stop()  # the evaluation after the last step is over
             self.trained += 1
             for evaluated in self.evaluations:
@@ -77,8 +78,7 @@ class Limits:
             return
         if updates == self.steps:
             self.evaluated_then = self.evaluated
-        has_evaluated = self.evaluated_then is not None and self.evaluated > self.evaluated_then
-        if has_evaluated or updates >= self.steps + (_MORE_STEPS if self.has_loader else 1):
+        if self.has_evaluated or updates >= self.steps + (_MORE_STEPS if self.has_loader else 1):
             self.stop()
 
     def _batches(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:

@@ -93,13 +93,6 @@ class _Handle:
         return lambda *_, **__: _HANDLED.get(name, self)
 
 
-def _inference_mode(mode: Any = True) -> Any:
-    """Return inference mode without gradients only, where the same is allocated: fake tensors do not enter it."""
-    if callable(mode):
-        return torch.no_grad()(mode)
-    return torch.no_grad() if mode else torch.set_grad_enabled(torch.is_grad_enabled())
-
-
 @contextmanager
 def stubbed(
     device: FakeGpu, actions: Mapping[str, Callable[[Put, Any], None]], *, network: bool = False
@@ -293,8 +286,7 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
         device.remarks["torch.compile ran eagerly; compiled code needs less memory, or a little more"] = None
         return model if model is not None else lambda function: function
 
-    put(torch, inference_mode=_inference_mode, compile=uncompiled)
-    put(torch.autograd.grad_mode, inference_mode=_inference_mode)
+    put(torch, compile=uncompiled)
     put(nn.Module, compile=lambda module, *_, **__: uncompiled())
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -311,7 +303,7 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
     put(
         device.fake,
         item=lambda tensor: device.passed_on(tensor, torch.Tensor.item(tensor)),
-        tolist=lambda tensor: device.on_cpu(tensor).tolist(),
+        numpy=lambda tensor, force=False: torch.Tensor.numpy(device.on_cpu(tensor) if force else tensor),
         __format__=lambda tensor, spec: format(tensor.item(), spec) if tensor.dim() == 0 and spec else repr(tensor),
     )
 
