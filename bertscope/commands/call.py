@@ -44,16 +44,22 @@ _OUTPUTS = ("fmt", "output", "verbose", "rows", "emit", "others", "batch_total",
             "price")  # fmt: skip
 _OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")
 _STDOUT = Path("-")
+_FORMATS = {".json": "json", ".csv": "csv", ".md": "markdown"}
 Result = TypeVar("Result")
 
 
 def execute(command: Command, options: dict[str, Any]) -> int | None:
     """Run a command with its options' values; return its exit code. It first checks that outputs can be written.
 
-    Each Path option names an output, unless it is in INPUTS. `--output -` is standard output.
+    Each Path option names an output, unless it is in INPUTS. `--output -` is standard output, and the suffix of another
+    file chooses the format if no other is wanted.
     """
-    if options.get("output") == _STDOUT:
+    output = options.get("output")
+    if output == _STDOUT:
         options = {**options, "output": None}
+    elif output and options.get("fmt") in ("table", "text", "html") and command.name != "sweep":
+        written = _FORMATS.get(output.suffix.lower(), "")
+        options |= {"fmt": written} if written in option_row(command.name, "fmt").choices else {}
     try:
         check_outputs([value for name, value in options.items() if isinstance(value, Path) and name not in INPUTS])
         body = getattr(import_module(f"bertscope.commands.{command.body}"), command.name, CommandLine.answer)

@@ -239,6 +239,9 @@ def sweep(call: CommandLine) -> int:
         return 0
     if call.output is None:
         raise SelectionError("--output is missing: the file of the results, such as --output results.jsonl")
+    if call.output.suffix.lower() == ".csv":
+        name = call.output.name
+        raise SelectionError(f"{name}: the results are JSON lines; write -o {name[:-4]}.jsonl --format csv > {name}")
     blank = SweepRow(key="", point=dict.fromkeys(rows(*SWEPT)))
     ordered(SweepReport(grid="", varied={}, rows=(blank,)), call.sort)  # an error before the work begins
     with progress_shown():

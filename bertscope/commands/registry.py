@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Iterable, Sequence
+from textwrap import indent
 from typing import Annotated, Any, Literal
 
 import typer
@@ -15,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from bertscope.commands.table import COMMANDS, REMOVED, Command
 from bertscope.errors import SelectionError, suggestion
 from bertscope.settings.rows import near_word
-from bertscope.views.console import choose_color
+from bertscope.views.console import choose_color, command_lines
 
 # Section of an option -> its heading in the help. A help that would be longer shows only the first three.
 HEADINGS = {
@@ -24,6 +25,7 @@ HEADINGS = {
 }  # fmt: skip
 _MOST_LINES = 25
 _ALL = "bertscope.all_options"  # key of ctx.meta
+_HYPHEN = "\u2011"  # at which no line ends
 
 
 def _show_all_options(ctx: typer.Context, value: bool) -> None:
@@ -113,7 +115,7 @@ def typer_command(command: Command) -> Any:
     function.__annotations__ = {item.name: item.annotation for item in listed}
     text, _, examples = command.text.strip().partition("\n\nexamples:\n")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(command.name, cls=TableCommand, help=text, epilog=f"\b\nexamples:\n{examples}")(function)
+    app.command(command.name, cls=TableCommand, help=text, epilog=f"examples:\n{examples}")(function)
     return typer.main.get_command(app)
 
 
@@ -189,14 +191,14 @@ class TableCommand(TyperCommand):
                 formatter.write_dl(records[section])
         return str(formatter.getvalue())
 
+    def get_help(self, ctx: Any) -> str:
+        """Return the help, in which no name is broken at its hyphens."""
+        return super().get_help(ctx).replace(_HYPHEN, "-")
+
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples; wide ones take several shell lines."""
-        whole = self.epilog
-        try:
-            self.epilog = "\n".join(_in_lines(line, formatter.width - 2) for line in (whole or "").split("\n"))
-            super().format_epilog(ctx, formatter)
-        finally:
-            self.epilog = whole
+        lines = (command_lines(line, formatter.width - 2) for line in (self.epilog or "").split("\n"))
+        formatter.write("\n" + indent("\n".join(lines), "  ") + "\n")
 
 
 def is_argument(param: Any) -> bool:
@@ -209,19 +211,8 @@ def _help_text(text: str, has_details: bool) -> str:
     text = re.sub(r"; x>=[0-9]+|x>=[0-9]+; |  \[x>=[0-9]+\]", "", text).replace("  [", " [")
     first, end, rest = text.partition(". ")
     default = re.search(r"\[default: [^]]*\]$", rest)
-    return text if has_details or not end else f"{first}. {default[0]}" if default else f"{first}."
-
-
-def _in_lines(example: str, width: int) -> str:
-    """Return an example, if it is wider than that, in several lines that end before an option."""
-    if len(example) <= width:
-        return example
-    rows = [""]
-    for part in re.split(r" (?=-)", example):
-        if rows[-1].strip() and len(f"{rows[-1]} {part} \\") > width:
-            rows.append("     ")
-        rows[-1] += f" {part}" if rows[-1] else part
-    return " \\\n".join(rows)
+    shown = text if has_details or not end else f"{first}. {default[0]}" if default else f"{first}."
+    return re.sub(r"(?<=\w)-(?=\w)", _HYPHEN, shown)
 
 
 def _joined(args: Sequence[str], params: Sequence[Any]) -> list[str]:

@@ -299,7 +299,7 @@ Compare two models, or a model with a checkpoint.
 
 Two models: settings, parameters, totals and FLOPs that differ. A model and a checkpoint: missing and unexpected
 tensors, shapes, dtypes and bytes, from the header alone. No weight is loaded and no pickle runs. A folder with a
-config.json is a model, and a checkpoint with --dtype, --allow, --strip-prefix or without B. With --base, A at a git
+config.json is a model, and a checkpoint with --strip-prefix, --dtype, --allow or without B. With --base, A at a git
 revision and in the working directory; of code that A names, the revision's is run too.
 
 examples:

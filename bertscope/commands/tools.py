@@ -107,7 +107,6 @@ def _collect_after_torch() -> None:
 
 
 def _note_searched(report: CheckReport) -> None:
-    """Name the files that were checked, since a search chose them."""
     paths = list(dict.fromkeys(finding.path for finding in report.findings if finding.key))
     if paths:
         more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
@@ -197,10 +196,10 @@ def presets(call: CommandLine) -> None:
         return
     if len(report.rows) > 1:
         raise SelectionError("--config prints the config.json of one preset; type 'bertscope presets NAME --config'")
-    if call.fmt not in ("table", "json"):
-        raise SelectionError(f"a config.json is JSON; leave --format {call.fmt} out")
     if call.output is not None and call.output.suffix not in ("", ".json"):
         raise SelectionError(f"{call.output.name}: --config writes .json")
+    if call.fmt not in ("table", "json"):
+        raise SelectionError(f"a config.json is JSON; leave --format {call.fmt} out")
     path = Path(report.rows[0].path)
     write(json_text(config_members(path)), call.output)
     if path.suffix != ".json" and not read_preset(path).add_pooling_layer:

@@ -37,7 +37,7 @@ class Column(Record, kw_only=False):
     shown: bool = True  # where it has a text in any row
     missing: str = ""  # what it shows of a row that has no value
     is_verdict: bool = False  # its cells have the colour of their first word
-    is_wide: bool = False  # left out where a line has no room for it
+    is_wide: int = 0  # above 0 it is left out where a line has no room for it, the highest number first
 
     def of(self, path: str | Read, missing: str = "") -> Column:
         """Return this column for rows that contain its row at a path; `missing` is shown where all values are None."""
@@ -201,8 +201,9 @@ def table_text(
         least = _narrowed([*first, *group], 0, _GAPS[-1], breaks_words=False)
         return _line_width(least, _GAPS[-1]) <= width
 
-    while not target.verbose and not fits(rest) and (wide := [cells for cells in rest if cells.column.is_wide]):
-        rest.remove(wide[-1])
+    wide = sorted((cells for cells in rest if cells.column.is_wide), key=lambda cells: cells.column.is_wide)
+    while wide and not target.verbose and not fits(rest):
+        rest.remove(wide.pop())
     groups: list[list[_Cells]] = [[]]
     for cells in rest:
         if groups[-1] and not fits([*groups[-1], cells]):
@@ -266,7 +267,8 @@ def _drawn(columns: Sequence[_Cells], rows: Sequence[tuple[int, bool]], target: 
     """Return the rows of these numbers, each in bold or not; row 0 is the heading."""
     drawn, gap = [*columns], _GAPS[0]
     if target.width:
-        for gap, breaks_words in ((_GAPS[0], False), (_GAPS[1], False), (_GAPS[1], True)):
+        whole = [(gap, False) for gap in _GAPS if _line_width(columns, gap) <= target.width]
+        for gap, breaks_words in (*whole, (_GAPS[0], False), (_GAPS[1], False), (_GAPS[1], True)):
             drawn = _narrowed(columns, target.width, gap, breaks_words=breaks_words)
             if (excess := _line_width(drawn, gap) - target.width) <= 0:
                 break

@@ -108,6 +108,18 @@ def wrapped(text: str, target: Target, indent: int = 0) -> str:
     return "\n".join(line.rstrip(" ") for line in lines).replace("\u00a0", " ") + "\n"
 
 
+def command_lines(command: str, width: int) -> str:
+    """Return a command, if it is wider than that, in several lines of a shell that end before an option."""
+    if len(command) <= width:
+        return command
+    rows = [""]
+    for part in re.split(r" (?=-(?:[^']*'[^']*')*[^']*$)", command):
+        if rows[-1].strip() and len(f"{rows[-1]} {part} \\") > width:
+            rows.append("     ")
+        rows[-1] += f" {part}" if rows[-1] else part
+    return " \\\n".join(rows)
+
+
 def text_width(text: str) -> int:
     """Return the columns of a terminal that a text takes."""
     if text.isascii():

@@ -67,7 +67,6 @@ def _answer(report: ExplainReport) -> str:
 
 
 def _flow(step: Step) -> str:
-    """Return the shapes of inputs and output, with names, and with numbers where they are known."""
     return "  =  ".join(dict.fromkeys(_arrow(step, sizes) for sizes in ({}, step.sizes)))
 
 
@@ -180,8 +179,6 @@ def _sum(item: Sum, report: ExplainReport) -> str:
 
 
 def _formulas(title: str, name: str) -> Column:
-    """Return a formula's column; CSV has its symbols and its value."""
-
     def symbols(step: Step) -> str:
         return getattr(getattr(step, name), "symbols", "")
 

@@ -73,7 +73,8 @@ def verdict(report: FitReport) -> str:
 
 def _facts(report: FitReport) -> Sequence[step.Fact]:
     row, on = _answering_row(report), limit_text(report)
-    how = with_checkpointing(row.checkpointing)
+    several = len({one.precision for one in report.rows}) > 1
+    how, precision = with_checkpointing(row.checkpointing), f" in {row.precision}" * several
     need = f"{step.lacking(row.cost) if row.answer == NO else step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"
     if report.batch_total is not None:
         strategy = "" if row.strategy == SINGLE else f" with {row.strategy}"
@@ -87,7 +88,7 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
     time, batch = (step.step_time(row.cost), 1), count_text(report.asked_batch or row.batch or 1)
     if row.answer == YES and report.asked_batch:
         need = f"{step.share_of(row.cost.gpu_bytes, row.cost.limit_bytes or 0)}{step.in_evaluation(row.cost)}"
-        return f"Yes: batch {batch} fits {on}", (f" {how}", 3), (f" ({need})", 2), time
+        return f"Yes: batch {batch} fits {on}", (f"{precision} {how}", 3), (f" ({need})", 2), time
     if row.batch and not report.asked_batch:
         same = [one for one in report.rows if (one.precision, one.seq) == (row.precision, row.seq)]
         plain = next((one for one in same if one.checkpointing == NONE), row)
@@ -95,16 +96,16 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
         if plain is row:
             tokens = f"({count_text(row.batch * row.seq)} tokens)"
             largest = f"{batch} {tokens if report.run.mode == INFERENCE else how}"
-        return f"Largest batch {on}: {largest}", time
+        return f"Largest batch {on}", (precision, 2), f": {largest}", time
     if not report.asked_batch:
         start = "Not certain: batch 1 may fit" if row.answer == UNCERTAIN else "Not even batch 1 fits"
-        return f"{start} {on}", (f" {how}", 3), f": it {need}"
+        return f"{start} {on}", (f"{precision} {how}", 3), f": it {need}"
     best = max((one for one in report.rows if one.seq == row.seq), key=attrgetter("largest_batch"))
-    best_how = (f" {with_checkpointing(best.checkpointing)}" * bool(best.largest_batch), 4)
+    best_how = f"{f' in {best.precision}' * several} {with_checkpointing(best.checkpointing)}"
     fits = f"{count_text(best.largest_batch)} fits" if best.largest_batch else "not even batch 1 fits"
     if row.answer == UNCERTAIN:
-        return f"Not certain: batch {batch} may fit {on}", (f" {how}", 3), f"; {fits}", best_how
-    return f"No: batch {batch} {need} {on}", f"; {fits}", best_how
+        return f"Not certain: batch {batch} may fit {on}", (f"{precision} {how}", 3), f"; {fits}", (best_how, 4)
+    return f"No: batch {batch} {need} {on}", f"; {fits}", (best_how, 4)
 
 
 def _tip(report: FitReport) -> str:
@@ -281,7 +282,6 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
 
 
 def _settings(report: FitReport) -> str:
-    """Return the settings of the answer, of which a table may have other rows."""
     row = _answering_row(report)
     length = [] if report.length_given else [f"seq {count_text(row.seq)}"]
     return step.settings_line(report, *length, row.precision)
@@ -361,7 +361,6 @@ def _length_tip(report: LengthsReport) -> str:
 
 
 def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]:
-    """Yield the notes: the data first, then how the numbers were obtained."""
     yield Heading("Settings")
     how = row_words("checkpointing", report.run.checkpointing)
     yield f"{step.assumed(report, report.run.precision)}, {how}"

@@ -27,7 +27,7 @@ _MARKS = dict(zip(PARTS, "PbOiGAtgc", strict=True))  # letters, so that the bars
 
 def bars(report: MemoryReport, target: Target) -> str:
     """Draw the parts at each variant's peak, to one scale."""
-    known = _known(report)
+    known = [(name, variant.memory) for name, variant in _headed(report) if variant.memory]
     if not known:
         return ""
     highest = max(memory.cost.peak_bytes for _, memory in known) or 1
@@ -159,10 +159,10 @@ def notes(report: MemoryReport, target: Target | None = None, **_: Any) -> Itera
 
 def conclusions(report: MemoryReport) -> Iterator[str]:
     """Yield the gain and cost of each further variant against the first, and the place of each peak."""
-    variants = _named(report)
+    variants = _headed(report)
     for name, variant in variants:
         if variant.failure:
-            yield f"{name}: {one_line(variant.failure)}"
+            yield f"{name[:1].upper()}{name[1:]}: {one_line(variant.failure)}"
     known = [(name, variant, variant.memory) for name, variant in variants if variant.memory is not None]
     for _, other, memory in known[1:]:
         _, first, first_memory = known[0]
@@ -174,7 +174,7 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
             )
             yield f"It helps from batch {other.break_even.pays_from_batch}{points} (estimated)."
     for name, _, memory in known:
-        yield f"{f'{name}: p' if len(variants) > 1 else 'P'}eak{step.place_of(memory.peak)}."
+        yield f"{f'{name[:1].upper()}{name[1:]}: p' if len(variants) > 1 else 'P'}eak{step.place_of(memory.peak)}."
     if known and known[0][2].obtained == "estimated" and (more := step.other_loop(report.run, known[0][2].cost)):
         yield more
     if report.run.eval_batch and not report.run.eval_samples:
@@ -186,6 +186,11 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
 def _named(report: MemoryReport) -> list[tuple[str, Variant]]:
     name = step.strategy_names(map(step.variant_name, report.variants))
     return [(name(step.variant_name(variant)), variant) for variant in report.variants]
+
+
+def _headed(report: MemoryReport) -> list[tuple[str, Variant]]:
+    """Return the variants with names that are headings: `without checkpointing`, `full checkpointing`."""
+    return [(with_checkpointing(name).removeprefix("with "), variant) for name, variant in _named(report)]
 
 
 def _comparison(first: Variant, other: Variant) -> list[step.Fact]:
@@ -264,7 +269,6 @@ def _device_notes(report: MemoryReport, cost: StepCost) -> Iterator[str]:
 
 
 SHOWN_ROWS = 10
-_WIDE = 120  # columns of a terminal for the shapes of saved tensors
 _SMALL = 0.001  # of the peak: such as the position numbers of a BERT, and its inputs
 
 
@@ -297,7 +301,7 @@ def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[
 def variants_table(report: MemoryReport, *, is_verbose: bool = True) -> Table:
     """Return the table with a column for each variant; without -v the parts below _SMALL are one line."""
     obtained = [variant.memory.obtained if variant.memory else "nothing measured" for variant in report.variants]
-    first, names = "at the peak", [name for name, _ in _named(report)]
+    first, names = "at the peak", [name for name, _ in _headed(report)]
     if len(set(obtained)) == 1:
         first = f"{first} ({obtained[0]})"
     else:
@@ -333,16 +337,18 @@ def saved_table(report: MemoryReport) -> Table:
     for key in dict.fromkeys(key for table in tables for key in table):
         cells = [table.get(key) for table in tables]
         rows.append((next(filter(None, cells)), *(row.total_bytes if row else 0 for row in cells)))
+    titles = _named(report) if len(report.variants) > 1 else _headed(report)
+    first = "saved for backward, by module" if len(titles) == 1 else "saved for backward; checkpointing:"
     names = [
-        attribute("saved for backward, by module", "path", missing="(model)", csv=()),
-        attribute("what", "what", is_wide=True, csv=()),
-        Column("each", lambda row: f"{shape_text(row.shape)} {row.dtype}" if row.dtype else "", is_wide=True),
-        number("tensors", "tensors", is_wide=True, csv=()),
+        attribute(first, "path", missing="(model)", csv=()),
+        attribute("what", "what", is_wide=2, csv=()),
+        Column("each", lambda row: f"{shape_text(row.shape)} {row.dtype}" if row.dtype else "", is_wide=3),
+        number("tensors", "tensors", is_wide=1, csv=()),
     ]
     sizes = [Column(name, bytes_text, right=True).of(itemgetter(column))
-             for column, (name, _) in enumerate(_named(report), 1)]  # fmt: skip
+             for column, (name, _) in enumerate(titles, 1)]  # fmt: skip
     columns = [*(column.of(itemgetter(0)) for column in names), *sizes]
-    return Table(columns, sorted(rows, key=lambda row: -max(row[1:])))
+    return Table(columns, sorted(rows, key=lambda row: -max(row[1:])), fits_line=True)
 
 
 def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | None = None) -> list[Table]:
@@ -357,8 +363,6 @@ def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | No
         traffic_table(report, by_module=is_detailed),
     ]
     saved = saved_table(report)
-    if target and target.width and target.width < _WIDE:  # the JSON has the others
-        saved = replace(saved, columns=[column for column in saved.columns if not column.is_wide])
     if not saved.rows or not (is_detailed or shown_rows is not None):
         return tables
     shown = saved.rows if target is None else saved.rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
@@ -369,7 +373,6 @@ def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | No
 
 
 def _records(report: MemoryReport) -> Table:
-    """Return one record for each phase of each variant, estimated and measured, in bytes."""
     rows = [
         SimpleNamespace(variant=variant, memory=memory, phase=phase)
         for variant in report.variants
@@ -390,26 +393,32 @@ def _records(report: MemoryReport) -> Table:
 
 def _compared_table(report: MemoryReport) -> Table:
     name = step.strategy_names(map(step.variant_name, report.variants))
-    strategy = Column("checkpointing", lambda row: name(step.variant_name(row)), values("checkpointing", "reentrant"))
+    strategy = Column("checkpointing", lambda row: name(step.variant_name(row)), values("checkpointing", "reentrant"),
+                      detail=len(report.variants) == 1)  # fmt: skip
     costs = columns(report, [[part] for part in PARTS])
     return Table([strategy, *(column for column in costs if not column.title.startswith(("  ", "estimated")))],
                  report.variants)  # fmt: skip
 
 
 def _compared_answer(reports: Sequence[MemoryReport]) -> str:
-    lowest = {one_line(report.subject.name, limit=24): min(memory.cost.peak_bytes for _, memory in _known(report))
+    gpu, many = reports[0].gpu, len(reports)
+    size = attrgetter("gpu_bytes" if gpu else "peak_bytes")
+    lowest = {one_line(report.subject.name, limit=24): min((memory.cost for _, memory in _known(report)), key=size)
               for report in reports if _known(report)}  # fmt: skip
-    peaks = sorted((size, name) for name, size in lowest.items())
-    if not peaks:
+    costs = sorted(lowest.items(), key=lambda item: size(item[1]))
+    if not costs:
         return "Nothing was measured."
-    (low, first), (high, last) = peaks[0], peaks[-1]
-    ends = f"{bytes_text(low)}", (f" ({first})", 1), f" to {bytes_text(high)}", (f" ({last})", 1)
-    return step.line_of(f"Peaks of {len(reports)} models: ", *ends)
+    (first, low), (last, high) = costs[0], costs[-1]
+    ends = bytes_text(size(low)), (f" ({first})", 1), f" to {bytes_text(size(high))}", (f" ({last})", 1)
+    fitting = sum(cost.verdict == YES for _, cost in costs)
+    start = f"{fitting} of {many} models fit on {gpu.name}" if gpu else f"Peaks of {many} models"
+    return step.line_of(f"{start}: ", *ends)
 
 
 def _compared_settings(reports: Sequence[MemoryReport]) -> str:
     run, has_one = reports[0].run, len({report.run.precision for report in reports}) == 1
-    facts = [*step.sizes(run, inputs_given=False, precision=has_one), *step.unusual(run)]
+    has_gpu = bool(reports[0].gpu)
+    facts = [*step.sizes(run, inputs_given=False, precision=has_one), *step.unusual(run, has_gpu=has_gpu)]
     return one_line(", ".join(facts) + lists_all(), limit=step.LINE)
 
 
@@ -425,7 +434,7 @@ VIEW = View(
     tip=_tip,
     tables=_tables,
     notes=notes,
-    chart=lambda report, target: f"\n{bars(report, target)}" if target.verbose else "",
+    chart=lambda report, target: f"\n{bars(report, target)}\n" if target.verbose else "",
     records=_records,
     compared=Compared(
         table=_compared_table,

@@ -49,15 +49,15 @@ def _is_root(row: Any) -> bool:
 
 
 def _in_out(**options: Any) -> list[Column]:
-    """Return the columns of the shapes and dtypes that go into each module and come out."""
+    """Return the columns of the shapes and dtypes that go into each module, if there is room, and come out."""
 
-    def column(title: str, name: str) -> Column:
+    def column(title: str, name: str, is_wide: int = 0) -> Column:
         def text(row: Any) -> str:
             return tensors_text(getattr(row, name))
 
-        return Column(title, text, {name: text}, **options)
+        return Column(title, text, {name: text}, is_wide=is_wide, **options)
 
-    return [column("in", "inputs"), column("out", "outputs")]
+    return [column("in", "inputs", is_wide=1), column("out", "outputs")]
 
 
 def _per_layer(**options: Any) -> Column:
@@ -204,10 +204,10 @@ def tree_table(report: TreeReport, target: Target | None = Target()) -> Table:  
 
     columns = [
         Column("module", lambda row: names[row.path], values("depth", "depth_index", "path", "name")),
-        Column("type: depth-index", _type, values("type"), is_wide=any(row.outputs for row in rows)),
+        Column("type: depth-index", _type, values("type"), is_wide=2 * any(row.outputs for row in rows)),
         _per_layer(detail=True),
         number("params", "params", _some, csv=["params", "distinct_params", "trainable_params"]),
-        number("share", "share", _share, is_wide=True),
+        number("share", "share", _share, is_wide=2),
         csv_only(values("same_as")),
         *_in_out(),
         csv_only(values("bytes") | {"kernel_size": kernel_size}),
@@ -221,7 +221,6 @@ def _type(row: TreeRow) -> str:
 
 
 def _tree_tip(report: TreeReport) -> str:
-    """Return the command that adds the shapes of tensors, or what a step with these shapes costs."""
     if any(row.outputs for row in report.rows):
         return _next("flops", "count the FLOPs of these modules")
     return _next("tree", "see the shapes of their inputs and outputs", shapes=True)
@@ -240,15 +239,14 @@ tree = View(
 
 
 def _flops_tables(report: FlopsReport, target: Target | None) -> list[Table]:
-    """Return the modules, and in the terminal a sweep's points."""
     training, names = report.mode == "training", _names(report.rows, target)
     columns = [
         Column("module", lambda row: names[row.path], values("depth", "path")),
         attribute("type", "type", csv=["type", "copies"], detail=True),
-        _phase("forward", "forward", shown=training),
+        _phase("forward FLOPs", "forward", shown=training),
         _phase("backward", "backward", shown=training),
         _phase("recomputed", "recompute", shown=training and report.checkpointing != NONE),
-        number("matmul FLOPs", "total.matmul_flops", _some),
+        number("total FLOPs" if training else "matmul FLOPs", "total.matmul_flops", _some),
         *([number("within windows", "total.needed_flops", _some)] if report.is_local else []),
         number("MACs", "macs", _some, detail=True, csv_order=1),
         number("share", "share", _share, detail=training, csv_order=1),

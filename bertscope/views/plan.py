@@ -6,13 +6,14 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from itertools import chain
 from textwrap import wrap
 from types import SimpleNamespace
 from typing import Any
 
-from bertscope.errors import SelectionError, named, one_line, suggestion
+from bertscope.errors import SelectionError, named, suggestion
 from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.reports.step import UNCERTAIN, YES
 from bertscope.settings.checkpointing import ATTENTION
@@ -37,7 +38,7 @@ _ROLES = (
     (r"output\.dense|fc2|down_proj|mlp\.c_proj|mlp\.Wo|wo|lin2|linear2", "FFN-down"),
 )  # fmt: skip
 
-_LABEL, _CHANGES = 40, 34  # characters of a plan and of its changes in the table
+_LABEL = 40  # characters of a plan in the table
 _MOST_NAMED = 5  # of more products those that are not saved are named
 
 
@@ -108,11 +109,9 @@ def verdict(report: PlanReport) -> str:
         return step.line_of(text, (f"; batch {count_text(report.largest_batch)} fits" * bool(report.largest_batch), 1))
     many = row.accumulate > 1
     size = f" as {count_text(row.accumulate)} micro-batches of {count_text(row.batch)}" * many
-    changes = f" with {_words(row.changes)}" if row.changes else ""
-    if "lora" in row.changes:
-        changes = " with LoRA adapters only"
+    changes = f" with {_changed(row)}" if row.changes else ""
     recomputed = f", recomputing {share(row) if row.lists else 'nothing'}"
-    of_layers = (" of the layers" * bool(row.lists), 2)
+    of_layers = (" of layer FLOPs" * bool(row.lists), 2)
     need = (f": {step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}", 5)
     on = on if report.gpu else f"on a {report.run.device.upper().replace('CUDA', 'GPU')}"
     return step.line_of(f"Fits {on}", (size, 3), changes, need, (recomputed, 4), of_layers, time)
@@ -128,23 +127,30 @@ def columns(report: PlanReport) -> list[Column]:
     """Return the columns."""
     several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
     has_changes, has_gpu = any(row.changes for row in report.rows), report.run.device == CUDA
-    limit = _LABEL - 8 * (has_changes or several)
+    limit = _LABEL - (16 if has_changes else 8 * several)
     costs = step.cost_columns(without=["fits"] * all(row.fits for row in report.rows), has_gpu=has_gpu)
+    if has_changes:
+        costs = [replace(one, is_wide=one.is_wide + (one.title != "fits")) for one in costs]
     return [
         Column("plan", lambda row: _short(label(row), limit), values("checkpointing")),
         Column("micro-batch", lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
                right=True, shown=several),
+        Column("what changes", _changed, shown=has_changes),
         *costs,
-        Column("recomputed", share, values("recompute_share"), right=True),
-        Column("what changes", lambda row: one_line(_words(row.changes), limit=_CHANGES) or "-", shown=has_changes),
+        Column("recomputed", share, values("recompute_share"), right=True, is_wide=2 * has_changes),
         csv_only({"changes": lambda row: _options(row.changes) or "-"} | values("recompute_moved_bytes")),
         step.parts_csv(),
     ]  # fmt: skip
 
 
 def _short(text: str, limit: int) -> str:
-    """Return a plan that is cut between two words."""
     return text if len(text) <= limit else f"{text[: limit - 3].rpartition(' ')[0]} ..."
+
+
+def _changed(row: PlanRow) -> str:
+    """Return what a plan changes in words: `adamw-8bit, LoRA`."""
+    words = {"lora": "LoRA", "freeze": "frozen embeddings", "precision": "16 bits"}
+    return ", ".join(words.get(name, str(value)) for name, value in row.changes.items()) or "-"
 
 
 def _options(settings: dict[str, Any]) -> str:
@@ -155,7 +161,6 @@ def _options(settings: dict[str, Any]) -> str:
 
 
 def _words(settings: dict[str, Any]) -> str:
-    """Return the options that give these settings, or the keywords of Python."""
     if named("batch") == "batch":
         return ", ".join(f"{name}={value!r}" for name, value in settings.items())
     return _options(settings)
@@ -168,7 +173,6 @@ def _settings(report: PlanReport) -> str:
 
 
 def _tip(report: PlanReport) -> str:
-    """Return the next step: the code of a plan, or what makes a batch fit for which there is none."""
     run, why = report.run, "allow other changes too"
     batch = {"batch": None, "batch_total": report.batch_total} if report.batch_total else {"batch": run.batch}
     if report.fits:
@@ -194,10 +198,8 @@ def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
     yield f"{step.assumed(report, report.run.precision)}; {order} first"
     yield Heading("What the table says")
     row = report.first
-    if len(label(row)) > _LABEL:
-        yield f"The first plan: {label(row)}."
-    if len(changes := _words(row.changes)) > _CHANGES:
-        yield f"What it changes: {changes}."
+    if row.changes:
+        yield f"What it changes: {_words(row.changes)}."
     if (cheaper := report.cheaper) is not None and report.fits:
         excess = cheaper.cost.gpu_bytes - cheaper.cost.usable_bytes
         more = f", {bytes_text(excess)} too much" if excess > 0 else ""
@@ -224,6 +226,8 @@ VIEW = View(
     tip=_tip,
     columns=columns,
     strong=lambda report, row: row is report.first,
+    lines=lambda report, target: [("first plan", label(report.first))] * (len(label(report.first)) > _LABEL),
+    name_width=12,
     notes=notes,
 )
 
@@ -311,7 +315,6 @@ def emitted(report: PlanReport, into: str) -> str:
 
 
 def _about(report: PlanReport, row: PlanRow) -> str:
-    """Return comments in ASCII that say for which model and run a plan is, and its peak."""
     subject, run = report.subject, report.run
     settings = {"attention": subject.attention, "precision": run.precision, "optimizer": run.optimizer, **row.changes}
     settings |= {"accumulate": row.accumulate} if row.accumulate > 1 else {}

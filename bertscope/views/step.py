@@ -141,7 +141,7 @@ def cost_columns(
     On a GPU the peak is left out where a line has no room for it.
     """
     columns = [replace(column.of(of, missing), shown=column.title not in without,
-                       is_wide=bool(has_gpu) and column.title == PEAK) for column in COST_COLUMNS]  # fmt: skip
+                       is_wide=2 * (bool(has_gpu) and column.title == PEAK)) for column in COST_COLUMNS]  # fmt: skip
     return [replace(column, title=titles.get(column.title, column.title)) for column in columns]
 
 

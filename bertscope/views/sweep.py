@@ -39,7 +39,6 @@ def columns(report: SweepReport) -> list[Column]:
 
 
 def _setting_text(name: str, row: SweepRow) -> Any:
-    """Return the value of a setting as a cell: a list as one text, nothing for None."""
     value = row.point.get(name)
     return "" if value is None else " ".join(map(str, value)) if isinstance(value, list) else value
 

@@ -17,7 +17,7 @@ from bertscope.reports.tool import (
 )
 from bertscope.units import bytes_text, count_text, counted, html_text, signed_text
 from bertscope.views.columns import Column, attribute, csv_only, number, values
-from bertscope.views.console import Target, painted
+from bertscope.views.console import Target, painted, wrapped
 from bertscope.views.views import Table, View
 
 # ---- check: every expectation, for people, for GitHub's annotations, as JUnit, and as a table ----
@@ -38,7 +38,7 @@ def _failures(report: CheckReport, target: Target = Target()) -> str:  # noqa: B
     """
     if report.findings and len(report.having("error")) == len(report.findings):
         return ""
-    failures = "".join(f"{line(finding)}\n" for finding in report.having("failed"))
+    failures = "".join(wrapped(line(finding), target, 2) for finding in report.having("failed"))
     return failures + painted(_summary(report), "no" if any(map(_is_wrong, report.findings)) else "yes", target)
 
 
@@ -49,8 +49,6 @@ def _summary(report: CheckReport) -> str:
 
 
 def _github(report: CheckReport) -> str:
-    """Return workflow commands that GitHub shows at the file and line of the expectation."""
-
     def escaped(value: str) -> str:
         return one_line(value).replace("%", "%25")
 
@@ -104,8 +102,8 @@ def _findings(report: CheckReport, target: Target | None) -> list[Table]:
         attribute("got", "got", text=_value, right=True),
         attribute("difference", "difference", text=_difference, csv=["difference", "tolerance"], right=True),
         Column("place", lambda row: one_line(f"{row.path}:{row.line}") if _is_wrong(row) else "",
-               values("path", "line")),
-        Column("message", lambda row: "" if row.got else one_line(row.message), values("message")),
+               values("path", "line"), is_wide=1),
+        Column("message", lambda row: "" if row.got else one_line(row.message), values("message"), is_wide=2),
     ]  # fmt: skip
     return [Table(columns, report.findings, _is_wrong, 3)]
 
@@ -184,7 +182,6 @@ _PACKAGES = (
     attribute("version", "version", missing="missing"),
     attribute("extra", "extra", missing="(needed)"),
     attribute("purpose", "purpose"),
-    attribute("to install", "remedy"),
 )
 _DEVICES = (
     attribute("device", "name"),
@@ -211,9 +208,7 @@ def _environment(report: DoctorReport, target: Target | None = None) -> Iterator
 
 
 def _installed(report: DoctorReport, target: Target | None) -> list[Table]:
-    """Return the packages and the devices; remedies only where a package is missing."""
-    packages = _PACKAGES if any(row.remedy for row in report.packages) else _PACKAGES[:-1]
-    return [Table(packages, report.packages), Table(_DEVICES, report.devices)]
+    return [Table(_PACKAGES, report.packages), Table(_DEVICES, report.devices)]
 
 
 def _records(report: DoctorReport) -> Table:
@@ -227,6 +222,11 @@ def _records(report: DoctorReport) -> Table:
     return Table(columns, [dict(zip(("what", "name", "value"), row, strict=True)) for row in rows])
 
 
+def _install(report: DoctorReport) -> str:
+    remedies = [row.remedy for row in report.packages if row.remedy]
+    return "\n  ".join(["install what is missing", *remedies]) if remedies else ""
+
+
 def _diagnosis(report: DoctorReport) -> str:
     return "\n".join(f"problem: {one_line(problem)}" for problem in report.problems) or "No problem found."
 
@@ -235,6 +235,7 @@ doctor = View(
     answer=_diagnosis,
     verdict=lambda report: "no" if report.problems else "yes",
     tables=_installed,
+    tip=_install,
     lines=_environment,
     name_width=12,
     records=_records,

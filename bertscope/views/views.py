@@ -13,7 +13,7 @@ from bertscope.errors import SelectionError, name_of, one_line
 from bertscope.frozen import Record
 from bertscope.units import html_text, json_text, short_count_text, visible_lines
 from bertscope.views.columns import Column, Strong, csv_text, markdown_text, shown_columns, table_text
-from bertscope.views.console import Target, lists_all, padded, painted, stacked, stdout_target, wrapped
+from bertscope.views.console import Target, command_lines, lists_all, padded, painted, stacked, stdout_target, wrapped
 from bertscope.views.page.templating import filled
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
@@ -42,7 +42,8 @@ def sectioned(notes: Iterable[str]) -> list[str]:
 class Table(Record, kw_only=False):
     """Columns and their rows, those that are `strong` in bold, and a text below them in the terminal.
 
-    A narrow terminal gets several tables, all with the first `names` columns.
+    A narrow terminal gets several tables, all with the first `names` columns; with `fits_line` it gets no columns that
+    are wide, with -v neither.
     """
 
     columns: Sequence[Column]
@@ -50,9 +51,11 @@ class Table(Record, kw_only=False):
     strong: Strong = None
     names: int = 1
     below: str = ""
+    fits_line: bool = False
 
     def text(self, target: Target) -> str:
         """Return the table for the terminal."""
+        target = replace(target, verbose=target.verbose and not self.fits_line)
         return table_text(self.columns, self.rows, target, self.strong, self.names) + self.below
 
 
@@ -164,13 +167,16 @@ class View(Record):
         columns = self.columns(report) if callable(self.columns) else self.columns
         return [Table(columns, getattr(report, self.rows), partial(self.strong, report), self.names)]
 
-    def table(self, report: Any, target: Target, **options: Any) -> str:
+    def table(self, report: Any, target: Target, *, has_tip: bool = True, **options: Any) -> str:
         """Return the report for the terminal."""
         notes = sectioned(self.notes(report, target, **options)) if target.verbose or self.shows_all_notes else []
         settings = "" if notes[:1] == ["Settings"] else self.settings(report)
+        if target.width and max(map(len, settings.splitlines()), default=0) > target.width:
+            settings = settings.replace(lists_all(), "")
         style = self.verdict(report) or ("strong" if settings or self.settings(report) else "")
         heading = [(self.title(report), ""), (self.answer(report), style), (settings, "dim")]
-        tip = self.tip(report)
+        tip, _, command = self.tip(report).partition("\n") if has_tip else ("", "", "")
+        command = command_lines(command, target.width or sys.maxsize)
         tables = stacked(*(table.text(target) for table in self.tables_of(report, target, **options)))
         lines = [f"{padded(name, self.name_width)}{value}" for name, value in self.lines(report, target)]
         sections: list[list[str]] = [[]]
@@ -179,14 +185,15 @@ class View(Record):
                 sections.append([painted(wrapped(note, target), "strong", target)])
             else:
                 sections[-1].append(wrapped("  " * (len(sections) > 1) + note, target, 2 + 2 * (len(sections) > 1)))
-        return (
+        shown = (
             "".join(painted(wrapped(line, target), how, target) for text, how in heading for line in text.splitlines())
             + tables
             + self.chart(report, target)
             + "".join(wrapped(line, target, self.name_width) for line in lines)
             + "\n".join(map("".join, filter(None, sections)))
-            + ("\n" * bool((notes or lines) and tip) + f"Next: {tip}\n" * bool(tip))
         )
+        blank = "\n" * (not shown.endswith("\n\n"))
+        return shown + f"{blank}Next: {tip}\n" * bool(tip) + f"{command}\n" * bool(command)
 
     def markdown(self, report: Any) -> str:
         """Return the report for a pull request or a page."""

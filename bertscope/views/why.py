@@ -188,7 +188,6 @@ def _with(checkpointing: str) -> str:
 
 
 def _answer(report: WhyReport) -> str:
-    """Return the largest cause, and its fix on the next line."""
     if not report.findings:
         return f"{bytes_text(report.allocated_bytes)} is allocated, and no cause was found."
     cause, fix = finding_text(report, report.findings[0])
@@ -196,7 +195,6 @@ def _answer(report: WhyReport) -> str:
 
 
 def _settings(report: WhyReport) -> str:
-    """Return the moment, and the step whose estimate is shown."""
     phases = {"forward": "in a forward pass", "backward": "in a backward pass", "optimizer": "in the optimizer step"}
     phases["load"] = "while the model is loaded"
     when = " ".join(

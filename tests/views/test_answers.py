@@ -38,7 +38,7 @@ ANSWERS = (
 )  # fmt: skip
 RULE = re.compile(r"^ ?[─-]{3,}", re.MULTILINE)
 TABLE = re.compile(r"(?:^|\n)( [^\n]+\n [─-]{3,}\n(?:[^\n]+\n)*)(?:\nand [0-9]+ more, [^\n]+\n)?")
-BAR = re.compile(r"^\S+ +[PbOiGAtgc]+ +[\d.,]+ [KMG]?i?B$|^ +(?:[PbOiGAtgc] [a-z ]+)+$", re.MULTILINE)
+BAR = re.compile(r"^[\w ]+? +[PbOiGAtgc]+ +[\d.,]+ [KMG]?i?B$|^ +(?:[PbOiGAtgc] [a-z ]+)+$", re.MULTILINE)
 
 
 @pytest.fixture(scope="session")

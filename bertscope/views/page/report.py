@@ -63,7 +63,6 @@ def flops_command(model: ModelPart, texts: str, *, is_training: bool = False) ->
 
 
 def _step(model: ModelPart, run: RunConfig, **changes: Any) -> str:
-    """Return the options of a run of the page, with the strategies that it compares."""
     strategies = "" if run.mode == INFERENCE else ",".join(row.checkpointing for row in model.memory.variants)
     named = {"batch": model.batch, "seq": model.seq, "precision": run.precision, "checkpointing": strategies}
     named |= {"reentrant": True} if any(row.reentrant for row in model.memory.variants) else {}
@@ -204,7 +203,9 @@ def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, st
 
 def table(report: PageReport, target: Target) -> str:
     """Return the tables of all parts for the terminal."""
-    return "\n".join(part.shown("table", target=target) for part in report.tables)
+    *first, last = report.tables
+    texts = [part.shown("table", target=target, has_tip=False) for part in first]
+    return "\n".join([*texts, last.shown("table", target=target)])
 
 
 def markdown(report: PageReport) -> str:
