@@ -150,6 +150,8 @@ def _usage(error: Any) -> int:
         message = f"{wrong[1]} lacks a value: {in_a_sentence(texts[0] if texts else 'write it behind the option')}"
     elif wrong := re.search(r"'(--?[^']*)' does not take a value", message):
         message = f"{wrong[1]} takes no value; write {wrong[1]} alone"
+    elif wrong := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
+        message = f"unexpected word {wrong[1]!r}; write {_usage_line(ctx)}"
     elif missing := [item for item in ctx.command.params if f"'{item.metavar}'" in message] if ctx else []:
         message = f"{missing[0].metavar} is missing; give {in_a_sentence(_first(missing[0].help))}"
     else:
@@ -163,6 +165,11 @@ def _first(text: str) -> str:
     return text.partition(". ")[0].rstrip(".")
 
 
+def _usage_line(ctx: Any) -> str:
+    arguments = [piece.strip("{}") for piece in ctx.command.collect_usage_pieces(ctx)[1:]]
+    return " ".join([ctx.command_path, *arguments])
+
+
 def _no_option(option: str, ctx: Any) -> str:
     """Return the message about an option that a command lacks, with its name here or the commands that have it."""
     from bertscope.commands.options import commands_with
@@ -172,12 +179,12 @@ def _no_option(option: str, ctx: Any) -> str:
     word, name = option.strip("-").replace("-", "_"), ctx.command_path.partition(" ")[2]
     word = "model" if word in ("model_name", "model_name_or_path", "model_id") else word
     forms = {row.name: FORMS.get(f"{row.name}=False") or max(row.opts, key=len) for row in ctx.command.params}
+    forms |= {form.lstrip("-").replace("-", "_"): form for form in forms.values()}
     lacks = f"{name or 'bertscope'} has no option {option}"
     if new := new_name(word, forms, forms):
         return f"{lacks}; use {new}"
     if word in forms and not forms[word].startswith("-"):
-        arguments = [piece.strip("{}") for piece in ctx.command.collect_usage_pieces(ctx)[1:]]
-        return f"{lacks}; write {word.upper()} without it: {' '.join([ctx.command_path, *arguments])}"
+        return f"{lacks}; write {word.upper()} without it: {_usage_line(ctx)}"
     new = new_name(word, FORMS, FORMS) or option
     if having := commands_with(new.split()[0]) if name else []:
         return f"{lacks}; {new} is an option of {', '.join(having)}"

@@ -30,7 +30,7 @@ OOM = (  # as in tests/conftest.py
     "GiB of which 1.66 GiB is free. Including non-PyTorch memory, this process has 20.81 GiB memory in use. Of the "
     "allocated memory 12.09 GiB is allocated by PyTorch, and 4.84 GiB is reserved by PyTorch but unallocated.\n"
 )
-SHOWN_LINES = 16
+SHOWN_LINES = 14
 COMMANDS = (
     "count bert-base-cased",
     "tree bert-base-uncased --depth 2 --shapes --batch 32",

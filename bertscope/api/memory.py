@@ -504,7 +504,6 @@ def plan(
 
 
 def _changes(names: Iterable[str], gpu: Gpu | None) -> list[dict[str, Any]]:
-    """Return the settings to change, for a GPU: each alone, then those that go together."""
     known: dict[str, dict[str, Any]] = {
         "precision": {"precision": f"{AUTOCAST}{half_precision(gpu)}"},
         **{word: {"optimizer": name} for word, name in LEANER.items()},

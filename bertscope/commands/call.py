@@ -44,7 +44,8 @@ _OUTPUTS = ("fmt", "output", "verbose", "rows", "emit", "others", "batch_total",
             "price")  # fmt: skip
 _OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")
 _STDOUT = Path("-")
-_FORMATS = {".json": "json", ".csv": "csv", ".md": "markdown"}
+_FORMATS = {".json": "json", ".csv": "csv", ".md": "markdown", ".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot",
+            ".gv": "dot", ".svg": "svg", ".html": "html"}  # fmt: skip
 Result = TypeVar("Result")
 
 
@@ -57,7 +58,7 @@ def execute(command: Command, options: dict[str, Any]) -> int | None:
     output = options.get("output")
     if output == _STDOUT:
         options = {**options, "output": None}
-    elif output and options.get("fmt") in ("table", "text", "html") and command.name != "sweep":
+    elif output and options.get("fmt") in (None, "table", "text", "html") and command.name != "sweep":
         written = _FORMATS.get(output.suffix.lower(), "")
         options |= {"fmt": written} if written in option_row(command.name, "fmt").choices else {}
     try:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def _check_timeline(call: CommandLine) -> None:
-    """Raise an error before the work begins if the picture cannot be drawn."""
     if call.timeline is not None:
         from bertscope.views.timeline import check_suffix
 
@@ -32,7 +31,6 @@ def _check_timeline(call: CommandLine) -> None:
 
 
 def _write(path: Path | None, content_of: Callable[[Path], str | bytes], what: str) -> None:
-    """Write what is made for a path, if the user named one, and say where it is."""
     if path is not None:
         write_file(path, content_of(path))
         note(f"{what} in {path}")
@@ -239,9 +237,6 @@ def sweep(call: CommandLine) -> int:
         return 0
     if call.output is None:
         raise SelectionError("--output is missing: the file of the results, such as --output results.jsonl")
-    if call.output.suffix.lower() == ".csv":
-        name = call.output.name
-        raise SelectionError(f"{name}: the results are JSON lines; write -o {name[:-4]}.jsonl --format csv > {name}")
     blank = SweepRow(key="", point=dict.fromkeys(rows(*SWEPT)))
     ordered(SweepReport(grid="", varied={}, rows=(blank,)), call.sort)  # an error before the work begins
     with progress_shown():

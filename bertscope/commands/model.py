@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 _OF_ONE = ("module", "parameter")  # units whose names differ between models
 _NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
 _STEP_BY_STEP = "eager"  # the kernel of which each step is a tensor
-_SUFFIXES = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".html": "html",
-             ".json": "json"}  # fmt: skip
 
 
 def count(call: CommandLine) -> int:
@@ -87,7 +85,6 @@ def _expected(text: str) -> int:
 
 
 def _judge(expected: int | None, unique: int, other: int, convention: str) -> int:
-    """Compare both counts with the expected one, if there is one; return the exit code."""
     if expected is None:
         return 0
     for name, got in (("unique parameters", unique), (convention, other)):
@@ -250,8 +247,7 @@ def diagram(call: CommandLine) -> None:
             config=call.config,
             forward_inputs=inputs | {"input": tuple(call.inputs or ())},
         )  # fmt: skip
-    suffix = call.output.suffix.lower() if call.output else ""
-    show(report, call.fmt or _SUFFIXES.get(suffix, "mermaid"), call.output)
+    show(report, call.fmt or "mermaid", call.output)
     kernel = original.bert_config.attn_implementation if original.bert_config else _STEP_BY_STEP
     if kind == "forward" and call.attention is None and kernel != _STEP_BY_STEP:
         note(f"attention is drawn in steps ({_STEP_BY_STEP}); --attention {kernel} draws the model's, as one box")

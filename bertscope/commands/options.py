@@ -23,7 +23,7 @@ from bertscope.sources.bert import preset_paths
 from bertscope.sources.find import DEFAULT_MODEL
 from bertscope.units import FP32, PRECISIONS
 
-_OTHER_FORMATS = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|webp|svg|html?)", re.IGNORECASE)
+_OTHER_FORMATS = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|webp|svg|html?|csv|md)", re.IGNORECASE)
 
 
 def checked_output(path: Path | None, *, written: str, suffixes: Sequence[str]) -> Path | None:
@@ -42,7 +42,6 @@ def _flag(help: str, **properties: Any) -> Row:
 
 
 def _output(written: str, *suffixes: str, text: str = "Write to FILE (atomically).") -> Row:
-    """Return the option --output for a command that writes these formats and suffixes."""
     check = partial(checked_output, written=written, suffixes=suffixes)
     return _row(text, kind=Path, section="common", metavar="FILE", flag="-o", convert=check)
 
@@ -65,7 +64,6 @@ def _columns() -> Row:
 
 
 def _models() -> list[str]:
-    """Return preset names; the shell completes file names itself if none matches."""
     return list(preset_paths())
 
 
@@ -120,7 +118,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                   section="sizes", metavar="N"),
     # the output
     "fmt": _format(_FORMAT, _TABLES, "table"),
-    "output": _output("--format table (.txt), json, csv and markdown (.md)"),
+    "output": _output("--format table (.txt), json, csv and markdown (.md)", ".csv", ".md"),
     "verbose": _flag("Show all columns, rows, notes and details.", section="output", flag="-v"),
     "rows": _row("Show the N largest saved tensors; 0 shows all. With -v the default is 10.", kind=int,
                  section="output", metavar="N"),
@@ -225,7 +223,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                  "torch.cuda.memory._dump_snapshot.", ..., metavar="FILE", is_argument=True),
     "plot": _row("Plot the history of the memory by part (.svg).", kind=Path, metavar="FILE"),
     "grid": _row("The grid, a YAML file (docs/sweep.md).", "grid.yaml", metavar="[GRID]", is_argument=True),
-    "sweep.output": _output("JSON lines", ".jsonl", text="Append a row for each point to FILE (.jsonl)."),
+    "sweep.output": _output("JSON lines (.jsonl), and prints --format csv",
+                            text="Append a row for each point to FILE (.jsonl)."),
     "init": _flag("Write a sample grid with comments to GRID."),
     "engine": _row("Compute on this machine (local) or a cluster (dask).", "local", choices=("local", "dask"),
                    metavar="NAME"),
@@ -243,11 +242,11 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "update": _flag("Write the current values into the files, and exit with 0."),
     "check.fmt": _format("The format: text, table, json, csv, markdown, github or junit. text and github list failures "
                          "only.", ("text", *_TABLES, "github", "junit"), "text"),
-    "check.output": _output("--format text, table, json, csv, markdown, github and junit (.xml)"),
+    "check.output": _output("--format text, table, json, csv, markdown, github and junit (.xml)", ".csv", ".md"),
     "schema.kind": _row("The report, such as count, or config; a list by default. config is a BERT's config.json.",
                         metavar="[KIND]", is_argument=True, complete=_kinds),
     "schema.fmt": _format("The format of the list: table, json, csv or markdown. A schema is always JSON.", _TABLES),
-    "schema.output": _output("JSON (.json) or a table (.txt)"),
+    "schema.output": _output("JSON (.json) or a table (.txt)", ".csv", ".md"),
 }  # fmt: skip
 INPUTS = ("training_file", "plan")  # files that are read
 

@@ -177,7 +177,6 @@ class TableCommand(TyperCommand):
         formatter.write(f"\n{shown}")
 
     def _options(self, ctx: Any, sections: Iterable[str], *, has_details: bool = False) -> str:
-        """Return the options in these sections under headings, each with its first or all sentences."""
         formatter = ctx.make_formatter()
         records: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):

@@ -76,7 +76,6 @@ def _tell_github(report: CheckReport) -> None:
 
 
 def _names(call: CommandLine) -> list[str]:
-    """Return the files to check: as named, from pyproject.toml with a note, or the packaged presets."""
     files, project = call.files, call.project
     if call.presets:
         if files or call.update:
@@ -160,7 +159,6 @@ def schema(call: CommandLine) -> None:
 
 
 def _config_schema() -> dict[str, Any]:
-    """Return a config.json's JSON Schema, from BertConfig's rules; other keys are allowed."""
     defaults = {field.name: field.default for field in fields(BertConfig)}
     properties: dict[str, Any] = {}
     for name, rule in RULES.items():

@@ -215,13 +215,15 @@ class Row(Record):
 
 # A setting, or a value of one -> what other tools call it.
 _CALLED = {
-    "{precision}": "dtype torch_dtype", "{precision} autocast-bf16": "autocast bf16 amp mixed mixed_precision use_amp",
-    "{precision} autocast-fp16": "fp16 use_fp16", "{precision} fp16": "half", "{mode} training": "train training",
-    "{mode} inference": "infer inference eval predict", "{expandable_segments}": "alloc_conf",
-    "{loop} plain": "hold_outputs", "{sandbox}": "unsandboxed",
-    "{input}": "inputs input_size", "{dropout}": "no_dropout", "{architecture}": "head model_class",
-    "{budget}": "memory vram gpu_memory max_memory", "{fmt} json": "json", "{fmt} csv": "csv",
-    "{fmt} markdown": "markdown md", "{attention}": "attn attn_implementation attention_implementation",
+    "{precision}": "dtype torch_dtype", "{precision} fp16": "half",
+    "{precision} autocast-fp16": "fp16 use_fp16 16 16_mixed",
+    "{precision} autocast-bf16": "autocast bf16 bf16_mixed amp mixed mixed_precision use_amp",
+    "{loop} plain": "hold_outputs", "{mode} training": "train training backward", "{depth}": "level levels max_depth",
+    "{device} cuda": "cuda use_cuda", "{mode} inference": "infer inference eval predict no_grad",
+    "{expandable_segments}": "alloc_conf", "{sandbox}": "unsandboxed", "{input}": "inputs input_size",
+    "{dropout}": "no_dropout", "{architecture}": "head model_class", "{budget}": "memory vram gpu_memory max_memory",
+    "{fmt} json": "json", "{fmt} csv": "csv", "{fmt} markdown": "markdown md",
+    "{attention}": "attn attn_implementation attention_implementation",
     "{seq}": "max_length max_seq_length max_seq_len seq_len seq_length sequence_length sequence_len context_length ctx "
              "cutoff_len seqlen",
     "{batch}": "batch_size per_device_train_batch_size micro_batch_size train_batch_size bs",
@@ -229,10 +231,11 @@ _CALLED = {
     "{checkpointing} full": "yes true on gradient_checkpointing grad_checkpointing activation_checkpointing recompute",
     "{accumulate}": "grad_accum gradient_accumulation_steps gradient_accumulation accumulation_steps grad_acc",
     "{optimizer} adamw-8bit": "8bit use_8bit adam8bit adam_8bit bnb adamw_bnb_8bit paged_adamw_8bit",
-    "{optimizer}": "optim",     "{gpu} (their number is {world_size})": "gpus",
+    "{optimizer}": "optim", "{gpu} (their number is {world_size})": "gpus",
     "{world_size}": "num_gpus n_gpus ngpus nproc_per_node num_processes",
     "{strategy} fsdp": "fsdp fsdp2 use_fsdp full_shard zero3",
-    "{strategy} ddp": "ddp", "{strategy} zero1": "deepspeed zero", "{lora} r=8,target=query+value": "use_lora peft",
+    "{strategy} ddp": "ddp", "{strategy} zero1": "deepspeed", "{strategy} zero1, or fsdp for ZeRO 3": "zero",
+    "{strategy} tp": "tensor_parallel tensor_parallel_size tp_size", "{lora} r=8,target=query+value": "use_lora peft",
 }  # fmt: skip
 RENAMED = {word: text for text, words in _CALLED.items() for word in words.split()}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from bertscope.checkpoints import WEIGHTS, has_modules, is_weights, weights_in
-from bertscope.config import ARCHITECTURES, BertConfig, Lora
+from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES, BertConfig, Lora
 from bertscope.errors import (
     ConfigError,
     MissingExtraError,
@@ -347,13 +347,17 @@ def _unknown(name: str) -> SourceError:
         return SourceError(f"{name[:100]!r} begins with a long dash; an option begins with --")
     if name.endswith((".py", ".json", ".yaml", ".yml")):
         return SourceError(f"there is no file {name[:100]!r}; check the path")
-    if re.fullmatch("[0-9]+", name):
-        return SourceError(f"no preset or file named {name[:100]!r}; write a list with commas, such as 128,{name[:9]}")
-    if re.fullmatch(r"[a-z_]+=.*", name):
-        option, _, value = name.partition("=")
-        return SourceError(
-            f"no preset or file named {name[:100]!r}; an option is --{option.replace('_', '-')} {value[:40]}"
-        )
+    option, _, value = name.partition("=")
+    hints = {
+        "(?i:true|false|yes|no|on|off)": "an option without a value is written alone",
+        "[0-9]+": f"write a list with commas, such as 128,{name[:9]}",
+        rf"({'|'.join(LORA_RULES)})=.*": f"{name_of('lora')} has commas, as in {LORA_EXAMPLE}",
+        "[a-z_]+=.*": f"an option is --{option.replace('_', '-')} {value[:40]}",
+        ".*,.*": "write several models with blanks between them",
+        r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+": f"code is module:attribute, such as {':'.join(name[:100].rsplit('.', 1))}",
+    }
+    if hint := next((hint for pattern, hint in hints.items() if re.fullmatch(pattern, name)), ""):
+        return SourceError(f"no preset or file named {name[:100]!r}; {hint}")
     presets_shown = "'bertscope presets' lists the presets"
     near = near_presets(name)
     fetched = f"{name_of('download')} fetches a model from the Hugging Face hub"

@@ -393,7 +393,6 @@ _SPACES = 0.16, 0.08  # inches between the boxes and arrows of a row; the first 
 
 
 def _picture(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
-    """Return the picture as SVG text, with the titles of groups above the edges that cross them."""
     picture = _narrow(report) if is_narrow and isinstance(report, GraphReport) else _drawn(dot(report))
     titles = "".join(match[2] for match in _GROUP_TITLE.finditer(picture))
     if not titles:

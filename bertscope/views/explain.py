@@ -155,7 +155,6 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
 
 
 def _marks(step: Step) -> str:
-    """Return ` (12 x): Linear`: the number of equal layers and the class, as far as a step has them."""
     return copies_text(step.copies) + (f": {step.type}" if step.type else "")
 
 

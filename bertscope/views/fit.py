@@ -312,7 +312,6 @@ VIEW = View(
 
 
 def _batching(name: str) -> str:
-    """Return a way to make batches in words: `dynamic padding`."""
     if name == "tokens":
         return "sorted by length, padded"
     grouped = "grouped by length" if name == "grouped" else f"{name} padding"

@@ -194,7 +194,6 @@ def _headed(report: MemoryReport) -> list[tuple[str, Variant]]:
 
 
 def _comparison(first: Variant, other: Variant) -> list[step.Fact]:
-    """Return facts on what a variant saves and costs against the first one."""
     before, after = (variant.cost.peak_bytes if variant.cost else 0 for variant in (first, other))
     name = step.strategy_names([step.variant_name(other)])(step.variant_name(other))
     subject = "Checkpointing" if name == "full" else f"{name} checkpointing"
@@ -337,16 +336,14 @@ def saved_table(report: MemoryReport) -> Table:
     for key in dict.fromkeys(key for table in tables for key in table):
         cells = [table.get(key) for table in tables]
         rows.append((next(filter(None, cells)), *(row.total_bytes if row else 0 for row in cells)))
-    titles = _named(report) if len(report.variants) > 1 else _headed(report)
-    first = "saved for backward, by module" if len(titles) == 1 else "saved for backward; checkpointing:"
     names = [
-        attribute(first, "path", missing="(model)", csv=()),
+        attribute("saved for backward with checkpointing:", "path", missing="(model)", csv=()),
         attribute("what", "what", is_wide=2, csv=()),
         Column("each", lambda row: f"{shape_text(row.shape)} {row.dtype}" if row.dtype else "", is_wide=3),
         number("tensors", "tensors", is_wide=1, csv=()),
     ]
     sizes = [Column(name, bytes_text, right=True).of(itemgetter(column))
-             for column, (name, _) in enumerate(titles, 1)]  # fmt: skip
+             for column, (name, _) in enumerate(_named(report), 1)]  # fmt: skip
     columns = [*(column.of(itemgetter(0)) for column in names), *sizes]
     return Table(columns, sorted(rows, key=lambda row: -max(row[1:])), fits_line=True)
 

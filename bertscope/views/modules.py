@@ -48,16 +48,16 @@ def _is_root(row: Any) -> bool:
     return not row.depth
 
 
+def _tensors(name: str, row: Any) -> str:
+    return tensors_text(getattr(row, name))
+
+
 def _in_out(**options: Any) -> list[Column]:
     """Return the columns of the shapes and dtypes that go into each module, if there is room, and come out."""
-
-    def column(title: str, name: str, is_wide: int = 0) -> Column:
-        def text(row: Any) -> str:
-            return tensors_text(getattr(row, name))
-
-        return Column(title, text, {name: text}, is_wide=is_wide, **options)
-
-    return [column("in", "inputs", is_wide=1), column("out", "outputs")]
+    texts = {"in": partial(_tensors, "inputs"), "out": partial(_tensors, "outputs")}
+    return [
+        Column(title, text, {text.args[0]: text}, is_wide=title == "in", **options) for title, text in texts.items()
+    ]
 
 
 def _per_layer(**options: Any) -> Column:
@@ -255,7 +255,7 @@ def _flops_tables(report: FlopsReport, target: Target | None) -> list[Table]:
         number("FLOPs/byte", "intensity", "{:.2f}".format, detail=True, csv_order=1),
     ]
     points = report.sweep if target and len(report.sweep) > 1 else ()
-    return [Table(columns, report.rows, _is_root), Table(_SWEEP, points)]
+    return [Table(columns, report.rows, _is_root), Table(_sweep(report), points)]
 
 
 def _phase(title: str, name: str, *, shown: bool) -> Column:
@@ -329,7 +329,6 @@ def _sizes(report: FlopsReport) -> str:
 
 
 def _convention(report: FlopsReport, target: Target, name: str) -> str:
-    """Return a line with the number, its rule and its source, and the other conventions below."""
     items = sorted(report.conventions, key=lambda item: item.name != name)
     lines = [f"{item.name:<10}{count_text(item.value):>26} {item.unit:<6} {item.how} [{item.source}]" for item in items]
     heading = f"{title(report)}, {_sizes(report)}, {report.mode}"
@@ -342,11 +341,14 @@ def _compared_work(reports: Sequence[FlopsReport]) -> str:
     return _span(points, f"FLOPs for {what} of {len(reports)} models")
 
 
-def _compared_flops(report: FlopsReport) -> Table:
+def _sweep(report: FlopsReport) -> list[Column]:
     training = report.mode == "training"
     names = {"backward": training, "recomputed": training and report.checkpointing != NONE, "total FLOPs": training}
-    sweep = [replace(column, shown=names.get(column.title, True)) for column in _SWEEP]
-    return Table([*sweep, number("MACs", "macs", detail=True)], report.sweep)
+    return [replace(column, shown=names.get(column.title, True)) for column in _SWEEP]
+
+
+def _compared_flops(report: FlopsReport) -> Table:
+    return Table([*_sweep(report), number("MACs", "macs", detail=True)], report.sweep)
 
 
 def _flops_notes(reports: Sequence[FlopsReport]) -> list[str]:

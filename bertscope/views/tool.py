@@ -79,9 +79,7 @@ def _junit(report: CheckReport) -> str:
     return f"{text}</testsuite></testsuites>\n"
 
 
-def _value(value: int | str | None) -> str:
-    if value is None:
-        return ""
+def _value(value: int | str) -> str:
     return count_text(value) if isinstance(value, int) else one_line(value)
 
 

@@ -128,7 +128,6 @@ def _below(lines: Sequence[_CallLine], index: int) -> Iterator[_CallLine]:
 
 
 def _unfolded(rows: Sequence[TreeRow]) -> list[TreeRow]:
-    """Return a row for each module, instead of the rows of several equal ones."""
     unfolded: list[TreeRow] = []
     places: dict[str, tuple[int, ...]] = {}  # those of the module around it, its row, its number in the row
     for row_number, row in enumerate(rows):

@@ -78,7 +78,7 @@ def side_by_side(
 
 
 def _whole(settings: str) -> str:
-    return settings.removesuffix(lists_all())
+    return settings.replace(lists_all(), "")
 
 
 def _nothing(*_: Any, **__: Any) -> str:
@@ -172,7 +172,7 @@ class View(Record):
         notes = sectioned(self.notes(report, target, **options)) if target.verbose or self.shows_all_notes else []
         settings = "" if notes[:1] == ["Settings"] else self.settings(report)
         if target.width and max(map(len, settings.splitlines()), default=0) > target.width:
-            settings = settings.replace(lists_all(), "")
+            settings = _whole(settings)
         style = self.verdict(report) or ("strong" if settings or self.settings(report) else "")
         heading = [(self.title(report), ""), (self.answer(report), style), (settings, "dim")]
         tip, _, command = self.tip(report).partition("\n") if has_tip else ("", "", "")

@@ -55,7 +55,7 @@ def test_the_words_of_an_option_are_those_of_its_table(cli):
     text = " ".join(re.sub(r"-\n +", "-", cli("estimate", "--help-all").out).split())
     text = text.partition("Common options:")[2]
     tables = {"mode": MODES, "device": DEVICES, "sdpa-kernel": KERNELS, "optimizer-implementation": IMPLEMENTATIONS,
-              "optimizer": ("none", *OPTIMIZERS), "precision": RUN_PRECISIONS}  # fmt: skip
+              "optimizer": ("none", *OPTIMIZERS, "custom"), "precision": RUN_PRECISIONS}  # fmt: skip
     for name, table in tables.items():
         own = text.partition(f" --{name} ")[2].partition(" --")[0]
         assert all(word in own for word in table)

@@ -408,7 +408,6 @@ def _role_color(path: str, types: Mapping[str, str]) -> str:
 
 
 def _roles(shown: Iterable[str]) -> dict[str, str]:
-    """Return the roles that have one of the colours shown, with their colours."""
     colors, used = {name: variable("role", name) for name in ROLES}, set(shown)
     return {name: color for name, color in colors.items() if color in used}
 
