@@ -148,8 +148,8 @@ def _short(text: str, limit: int) -> str:
 
 
 def _changed(row: PlanRow) -> str:
-    """Return what a plan changes in words: `adamw-8bit, LoRA`."""
-    words = {"lora": "LoRA", "freeze": "frozen embeddings", "precision": "16 bits"}
+    """Return what a plan changes in words: `adamw-8bit, LoRA adapters only`."""
+    words = {"lora": "LoRA adapters only", "freeze": "frozen embeddings", "precision": "16 bits"}
     return ", ".join(words.get(name, str(value)) for name, value in row.changes.items()) or "-"
 
 

@@ -17,7 +17,7 @@ from bertscope.reports.tool import (
 )
 from bertscope.units import bytes_text, count_text, counted, html_text, signed_text
 from bertscope.views.columns import Column, attribute, csv_only, number, values
-from bertscope.views.console import Target, painted, wrapped
+from bertscope.views.console import Target, painted
 from bertscope.views.views import Table, View
 
 # ---- check: every expectation, for people, for GitHub's annotations, as JUnit, and as a table ----
@@ -38,7 +38,7 @@ def _failures(report: CheckReport, target: Target = Target()) -> str:  # noqa: B
     """
     if report.findings and len(report.having("error")) == len(report.findings):
         return ""
-    failures = "".join(wrapped(line(finding), target, 2) for finding in report.having("failed"))
+    failures = "".join(f"{line(finding)}\n" for finding in report.having("failed"))
     return failures + painted(_summary(report), "no" if any(map(_is_wrong, report.findings)) else "yes", target)
 
 
@@ -206,7 +206,10 @@ def _environment(report: DoctorReport, target: Target | None = None) -> Iterator
 
 
 def _installed(report: DoctorReport, target: Target | None) -> list[Table]:
-    return [Table(_PACKAGES, report.packages), Table(_DEVICES, report.devices)]
+    """Return the packages and the devices; a terminal has the remedies below them, and not in a wide column."""
+    has_column = target is None and any(row.remedy for row in report.packages)
+    columns = (*_PACKAGES, *[attribute("to install", "remedy")] * has_column)
+    return [Table(columns, report.packages), Table(_DEVICES, report.devices)]
 
 
 def _records(report: DoctorReport) -> Table:

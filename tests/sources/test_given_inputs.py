@@ -80,7 +80,9 @@ def test_a_module_with_inputs_has_an_answer_for_a_gpu():
     assert (for_gpu.answer, on_cuda.answer) == ("yes", "")
     assert for_gpu.memory.peak.parts.inputs == on_cuda.memory.peak.parts.inputs
     assert for_gpu.memory.peak.peak_bytes == on_cuda.memory.peak.peak_bytes
-    with pytest.raises(SelectionError, match="gpu and budget are for an estimate without loss"):
+    of_loss = bertscope.estimate(net, input_size=size, gpu="t4", loss=lambda output: output.mean())["none"]
+    assert of_loss.answer == "yes"
+    with pytest.raises(SelectionError, match="the loss depends on nothing that is trained"):
         bertscope.estimate(net, input_size=size, gpu="t4", loss=lambda module, inputs: None)
 
 
