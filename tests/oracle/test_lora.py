@@ -48,7 +48,7 @@ def reference(
 
 
 def adapter_config(lora: Lora) -> peft.LoraConfig:
-    target = ALL_LINEAR if lora.target == (ALL_LINEAR,) else list(lora.target)
+    target = ALL_LINEAR if lora.target == (ALL_LINEAR,) else lora.target and list(lora.target)  # None: of the family
     return peft.LoraConfig(
         r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=target, bias=lora.bias,
         use_rslora=lora.rslora, modules_to_save=list(lora.save) or None,
