@@ -123,12 +123,12 @@ def read_adapter(
     if is_bert and entries[TYPE].value == _LORA and used.keys() <= LORA_KEYS.keys() | _NO_PEFT:
         changes: Any = {"path": path, "lora": _lora(entries, head), "expected": ()}  # fields of a BERT
         return replace(base, **changes)
-    for key, entry in used.items():
+    plain = {key: value for key, value in entries.plain().items() if key in used}
+    for key, value in plain.items():
         most = MAX_BUILT_LAYERS if key.endswith("num_layers") else MAX_DIMENSION
-        if not _is_plain(entry.value, most):
-            raise entry.error(f"{key} must have names, and numbers up to {most:,}; got {_shown(entry)}", key)
-    plain = entries.plain()
-    adapter = {TYPE: plain[TYPE]} | ({"task_type": task} if task else {}) | {key: plain[key] for key in used}
+        if not _is_plain(value, most):
+            raise used[key].error(f"{key} must have names, and numbers up to {most:,}; got {_shown(used[key])}", key)
+    adapter = {TYPE: entries[TYPE].value} | ({"task_type": task} if task else {}) | plain
     numbers = {key: value for key, value in adapter.items() if key in _SHOWN and value}
     settings = ",".join(f"{name}={str(numbers[key]).lower()}" for key, name in _SHOWN.items() if key in numbers)
     shown = settings if adapter[TYPE] == _LORA else adapter[TYPE]
@@ -138,9 +138,7 @@ def read_adapter(
 def _is_plain(value: Any, most: int) -> bool:
     """Return True for numbers and names, also in lists and mappings: no path, no regular expression, no huge size."""
     if isinstance(value, Mapping):
-        return all(
-            _is_plain(key, most) and _is_plain(getattr(item, "value", item), most) for key, item in value.items()
-        )
+        return all(_is_plain(item, most) for pair in value.items() for item in pair)
     if isinstance(value, list):
         return len(value) <= MAX_LORA_NAMES and all(_is_plain(item, most) for item in value)
     if isinstance(value, str):
@@ -162,9 +160,8 @@ def _lora(entries: Entries, head: str) -> Lora:
         raise entries[key].error(error.message, key) from None
     saved = (*lora.save, *filter(None, [head]))
     save = tuple(dict.fromkeys(name for name in saved if name != _NOT_OF_A_BERT))
-    return replace(
-        lora, target=tuple(sorted(lora.of_bert().target or ())), save=save
-    )  # peft writes a set, in any order
+    target = tuple(sorted(lora.of_bert().target or ()))  # peft writes a set, in any order
+    return replace(lora, target=target, save=save)
 
 
 def _shown(entry: Entry) -> str:

@@ -274,10 +274,7 @@ class BertSource(ModelSource):
 
     def with_options(self, **options: Unpack[SourceOptions]) -> BertSource:
         architecture, attention, lora = options.get("architecture"), options.get("attention"), options.get("lora")
-        if lora is not None and self.lora is not None:
-            raise ConfigError(
-                f"{self.name} has adapters already ({self.lora}); leave {name_of('lora')} out, or name its base model"
-            )
+        self._refuse_further(lora, self.lora)
         lora = Lora.parse(lora) if isinstance(lora, str) else lora
         changes: dict[str, Any] = {**options, "lora": lora and lora.of_bert()}
         changes.pop("attention", None)

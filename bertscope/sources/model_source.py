@@ -174,6 +174,12 @@ class ModelSource(Record):
                 f"{name_of('add_pooling_layer')} out"
             )
 
+    def _refuse_further(self, lora: Lora | str | None, adapters: object) -> None:
+        if lora is not None and adapters is not None:
+            raise ConfigError(
+                f"{self.name} has adapters already ({adapters}); leave {name_of('lora')} out, or name its base model"
+            )
+
     def with_fields(self, fields: Mapping[str, object]) -> ModelSource:
         """Return the source with other fields of a BertConfig; raises SelectionError for another family.
 
@@ -401,7 +407,7 @@ class AdaptedSource(ModelSource):
     @property
     def layer_path(self) -> str:
         """Return the path inside peft's two wrappers; adapters that change only the inputs have one."""
-        inner = "base_model" if {"num_virtual_tokens"} & self.adapter.keys() else "base_model.model"
+        inner = "base_model" if "num_virtual_tokens" in self.adapter else "base_model.model"
         return self.base.layer_path and f"{inner}.{self.base.layer_path}"
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
@@ -458,10 +464,7 @@ class AdaptedSource(ModelSource):
         return replace(self, base=self.base.with_layer_counts(counts))
 
     def with_options(self, **options: Unpack[SourceOptions]) -> ModelSource:
-        if options.get("lora") is not None:
-            raise ConfigError(
-                f"{self.name} has adapters already ({self.lora}); leave {name_of('lora')} out, or name its base model"
-            )
+        self._refuse_further(options.get("lora"), self.lora)
         base = self.base.with_options(**options)
         return replace(self, base=base, architecture=base.architecture, settings=base.settings)
 
