@@ -25,16 +25,16 @@ from bertscope.calibrations import with_saved
 from bertscope.dry_run.recording import Recording
 from bertscope.errors import BertscopeWarning, SelectionError, one_line
 from bertscope.files import write_file
-from bertscope.gpus import find_device, peak_flops
+from bertscope.gpus import find_device
 from bertscope.measure.profile import calibration_step
 from bertscope.measure.profile_job import this_gpu
 from bertscope.measure.profile_worker import gpu_rates, machine_name, machine_of_gpu
 from bertscope.measure.profiler_run import allocator_counters
 from bertscope.memory.kernels import cpu_scratch
-from bertscope.memory.step_time import step_work
+from bertscope.memory.step_time import achieved, step_work
 from bertscope.memory.summary import memory, memory_report
 from bertscope.reports.memory import Memory, MemoryReport, Timing, Variant
-from bertscope.reports.step import Parts, PhasePeak, StepCost, StepTime, TimeRange
+from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.reports.tool import CalibrationReport
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import AUTOCAST, CPU, CUDA, LIGHTNING, STORED, RunConfig
@@ -71,8 +71,8 @@ class watch:
     """Measure the memory and time of the first optimizer steps in a loop next to their estimate, and print both.
 
     `report` is what `profile` returns; `show` takes its text, by default `print`. `steps` are timed after the recorded
-    one. `save` is the file for `calibration=`, on CUDA. Further keywords are those of `estimate`, such as a `loss`
-    function. An exception of the loop passes unchanged; one in here becomes a warning, and the training goes on.
+    one. `save` is the file for `calibration=`, on CUDA. Further keywords go to `estimate`, such as a `loss` function.
+    An exception of the loop passes unchanged; one in here becomes a warning, and the training goes on.
 
     >>> model, data = torch.nn.Linear(100, 10), torch.randn(8, 100)
     >>> optimizer = torch.optim.AdamW(model.parameters())
@@ -226,11 +226,9 @@ class watch:
         variant = replace(self.report.variants[0], timing=timing)
         here = this_gpu() if self.device == CUDA else None
         gpu = find_device(*here) if here else None
-        peak = peak_flops(gpu, self.precision) if gpu else None
-        if seconds and timing.flops_per_second and peak:
-            span = TimeRange(low_seconds=timing.median_seconds, high_seconds=timing.median_seconds)
-            took = StepTime(step=span, flops=timing.flops, flops_per_second=timing.flops_per_second,
-                            mfu=timing.flops_per_second / peak[0], peak_flops=peak[0], peak_source=peak[1])  # fmt: skip
+        is_timed = timing.median_seconds and self.flops
+        took = achieved(timing.median_seconds, self.flops, self.precision, gpu) if is_timed else None
+        if took and took.mfu:
             cost = replace(self.measured.cost, time=took)
             variant = replace(variant, measured=replace(self.measured, cost=cost))
         self.report = replace(self.report, variants=(variant,))
@@ -256,7 +254,7 @@ class watch:
 
 
 def TrainerCallback(**options: Any) -> Any:
-    """Return a callback for transformers' Trainer that watches its first steps; the options are those of `watch`.
+    """Return a callback for transformers' Trainer that watches its first steps, with the options of `watch`.
 
     The settings of the training are read from its arguments. Raises SelectionError without transformers.
 
@@ -285,7 +283,7 @@ def TrainerCallback(**options: Any) -> Any:
 
 
 def LightningCallback(**options: Any) -> Any:
-    """Return a callback for Lightning's Trainer that watches its first steps; the options are those of `watch`.
+    """Return a callback for Lightning's Trainer that watches its first steps, with the options of `watch`.
 
     It is for automatic optimization with one optimizer. Raises SelectionError without lightning.
 

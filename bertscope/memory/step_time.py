@@ -62,11 +62,16 @@ def predicted(source: ModelSource, run_config: RunConfig, rates: Rates, gpu: Gpu
     seconds = rates.seconds(step_work(source, run_config), precision, run_config.checkpointing)
     if not seconds or run_config.parallelism.world_size > 1:
         return None
+    tokens = run_config.accumulate * run_config.batch * run_config.texts * run_config.seq
     flops = step_flops(source, run_config.changed(checkpointing=NONE))
-    peak, peak_source = peak_flops(gpu, precision) or (None, "")
+    return replace(achieved(seconds, flops, precision, gpu), tokens_per_second=tokens / seconds)
+
+
+def achieved(seconds: float, flops: int, precision: str, gpu: Gpu | None) -> StepTime:
+    """Return a step's time with its FLOPs per second, and with its MFU if the GPU's peak is known."""
+    peak, peak_source = (peak_flops(gpu, precision) if gpu else None) or (None, "")
     return StepTime(
         step=TimeRange(low_seconds=seconds, high_seconds=seconds),
-        tokens_per_second=run_config.accumulate * run_config.batch * run_config.texts * run_config.seq / seconds,
         flops=flops,
         flops_per_second=flops / seconds,
         mfu=flops / seconds / peak if peak else None,
