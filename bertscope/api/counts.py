@@ -75,8 +75,8 @@ def summary(  # type: ignore[misc]  # `input_size` may be given by position, as 
 ) -> str:
     """Return the table of `torchinfo.summary` for any model, called as it; `tree` returns the numbers.
 
-    `col_names` are torchinfo's columns: those of shapes and mult_adds need a run, by `input_size` (with `dtypes`), as
-    `input_data`, or for a named model with `shapes=True` at `batch` and `seq`.
+    `col_names` are torchinfo's columns. Shapes and mult_adds need a run, with `input_size` (and `dtypes`), `input_data`
+    or, for a named model, `shapes=True` at `batch` and `seq`.
 
     >>> print(bertscope.summary(torch.nn.Linear(3, 4), (2, 3), col_names=("output_size", "num_params")))
     ==========================================================================================

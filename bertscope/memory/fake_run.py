@@ -216,6 +216,7 @@ class FakeDevice(StepDevice):
     def __init__(self, step: ModelStep) -> None:
         super().__init__(step)
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
+        self.has_objects = bool(step.run_config.objects)
         self.outside: dict[int, tuple[Any, Any]] = {}  # a real tensor's id -> the tensor, and the fake one for it
         mark_valid(step.inputs, step.run_config.padding)
         if any("label" in name for name in step.inputs):  # the code of the model or its loss selects the valid ones
@@ -232,7 +233,7 @@ class FakeDevice(StepDevice):
             out = self.answers.valid(operator, args)
         if out is None and not kwargs and selects_inputs(operator, args):
             out = all_valid(operator, args)
-        if out is None and self.step.run_config.objects:
+        if out is None and self.has_objects:
             args, kwargs = tree_map(self._fake, (args, kwargs))
         if out is None:
             out = _RESULTS.run(operator, args, kwargs)

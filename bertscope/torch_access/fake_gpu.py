@@ -117,7 +117,7 @@ def _add_guard(stack: ExitStack) -> None:
 
 
 def _answer_hooks(stack: ExitStack) -> None:
-    """Replace the table of CUDA's hooks by a copy in which those of `_YES` return 1, and those of `_NO` 0.
+    """Replace the table of CUDA's hooks by a copy in which the hooks in `_YES` return 1 and those in `_NO` 0.
 
     Slots of the table follow the virtual functions of the two headers, which every wheel has, behind two destructors.
     """

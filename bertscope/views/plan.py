@@ -149,8 +149,8 @@ def _short(text: str, limit: int) -> str:
 
 def _changed(row: PlanRow) -> str:
     """Return what a plan changes in words: `adamw-8bit, LoRA adapters only`."""
-    words = {"lora": "LoRA adapters only", "freeze": "frozen embeddings", "precision": "16 bits"}
-    return ", ".join(words.get(name, str(value)) for name, value in row.changes.items()) or "-"
+    names = {"lora": "LoRA adapters only", "freeze": "frozen embeddings", "precision": "16 bits"}
+    return ", ".join(names.get(name, str(value)) for name, value in row.changes.items()) or "-"
 
 
 def _options(settings: dict[str, Any]) -> str:

@@ -214,8 +214,8 @@ for _ in range(3):
     optimizer.zero_grad()
 """)
     peak = bertscope.run(name).peak
-    # When silu_backward ends there are its result, its input and that of the norm; the norm's weight and one number for
-    # each row, in place of the normalized input; the loss and its gradient.
+    # When silu_backward ends, its result, its input and the norm's input are alive; the norm saves its weight and a
+    # number for each row, but no normalized input; then the loss and its gradient.
     assert (peak.peak_bytes, peak.cost.peak.operator) == (3 * 2**23 + 4 * 1024 + 4 * 2048 + 2 * 512, "silu_backward")
 
 

@@ -218,7 +218,7 @@ def test_a_class_and_a_function_are_optimizers_too():
 
 
 def test_groups_of_some_parameters_leave_the_gradients_of_the_others():
-    """A plain loop's zero_grad frees those of the optimizer only; the others are added up."""
+    """A plain loop's zero_grad frees the gradients of the optimizer's parameters; the others are added up."""
     model, make_inputs, _ = encoder(), *MODELS["encoder"][1:]
     head = torch.optim.SGD(model.layers[-1].parameters(), lr=0.1)
     real = peak_bytes(encoder, make_inputs, lambda params: torch.optim.SGD([*params][-12:], lr=0.1),

@@ -391,7 +391,6 @@ _ROLES = {
     "feed-forward": "^intermediate$|^output$|MLP|FeedForward|FFN|MoeBlock|Dense\\w*Dense|^mlp$|^fc[12]$",
     "pooler and heads": "[Pp]ooler|[Hh]ead$|^cls$|^classifier$|_outputs$|^score$",
 }
-MIXED = "var(--mixed)"
 
 
 def role(path: str, types: Mapping[str, str]) -> str:
