@@ -231,7 +231,6 @@ PRIVATE = {
     "_fields",
     "_exit",
     "_run_exitfuncs",
-    "_set_config",
 }
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, SourceError, suggestion
 from bertscope.frozen import Record
 from bertscope.model import BertEmbeddings, BertLayer, BertPooler, BertPreTrainedModel, BertSelfAttention
@@ -352,7 +353,10 @@ def _with_each_layer_once(
     if isinstance(short, BertPreTrainedModel):
         firsts = [layers.first for layers in _layers(short, names)]
         heads = {number: short.config.pruned_heads.get(first, ()) for number, first in enumerate(firsts)}
-        short._set_config(replace(short.config, num_hidden_layers=len(firsts), pruned_heads=heads))
+        config = replace(short.config, num_hidden_layers=len(firsts), pruned_heads=heads)
+        for part in short.modules():
+            if isinstance(getattr(part, "config", None), BertConfig):
+                part.config = config  # type: ignore[assignment]
     return short, names
 
 

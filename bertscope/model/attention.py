@@ -7,7 +7,7 @@ A variable keeps its tensor until a function returns. Those that determine the p
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -28,9 +28,9 @@ class BertSelfAttention(nn.Module):
     2020, method 4 (`relative_key_query`).
     """
 
-    def __init__(self, config: BertConfig, position_embedding_type: str | None = None) -> None:
+    def __init__(self, config: BertConfig, position_embedding_type: str | None = None, pruned: int = 0) -> None:
         super().__init__()
-        self.num_attention_heads = config.num_attention_heads
+        self.num_attention_heads = config.num_attention_heads - pruned
         self.attention_head_size = config.head_size
         self.all_head_size = self.num_attention_heads * self.attention_head_size
 
@@ -175,9 +175,9 @@ KERNELS = {"eager": BertSelfAttention, "sdpa": BertSdpaSelfAttention}
 class BertSelfOutput(nn.Module):
     """The output layer of attention: dense, dropout, residual, LayerNorm."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, pruned: int = 0) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size - pruned * config.head_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -189,46 +189,17 @@ class BertSelfOutput(nn.Module):
 
 
 class BertAttention(nn.Module):
-    """Self- or cross-attention with its output layer."""
+    """Self- or cross-attention with its output layer; it has no `pruned_heads`, numbered as before pruning."""
 
-    def __init__(self, config: BertConfig, position_embedding_type: str | None = None) -> None:
+    def __init__(
+        self, config: BertConfig, position_embedding_type: str | None = None, pruned_heads: Collection[int] = ()
+    ) -> None:
         super().__init__()
-        self.self = KERNELS[config.attn_implementation](config, position_embedding_type)
-        self.output = BertSelfOutput(config)
-        self.pruned_heads: set[int] = set()
-
-    def prune_heads(self, heads: Iterable[int]) -> None:
-        """Remove heads, numbered as in the unpruned layer; ignore heads that are already removed."""
-        heads = set(heads) - self.pruned_heads
-        if not heads:
-            return  # keep the parameter objects, since an optimizer may refer to them
-        attention, size = self.self, self.self.attention_head_size
-        before = attention.num_attention_heads + len(self.pruned_heads)
-        left = [head for head in range(before) if head not in self.pruned_heads]
-        if not heads < set(left):
-            raise ValueError(
-                f"heads {sorted(heads)} cannot be pruned; this layer has the heads {left}, and one must stay"
-            )
-        rows = [number * size + row for number, head in enumerate(left) if head not in heads for row in range(size)]
-        for name in ("query", "key", "value"):
-            setattr(attention, name, _part_of(getattr(attention, name), rows, dim=0))
-        self.output.dense = _part_of(self.output.dense, rows, dim=1)
-        attention.num_attention_heads -= len(heads)
-        attention.all_head_size = size * attention.num_attention_heads
-        self.pruned_heads |= heads
+        self.self = KERNELS[config.attn_implementation](config, position_embedding_type, len(pruned_heads))
+        self.output = BertSelfOutput(config, len(pruned_heads))
+        self.pruned_heads = set(pruned_heads)
 
     def forward(self, hidden_states: Tensor, *inputs: Any, **named: Any) -> tuple[Tensor | KeyValue, ...]:
         """Map (B, S, H) to (B, S, H) with the inputs and the further outputs of BertSelfAttention."""
         context, *rest = self.self(hidden_states, *inputs, **named)
         return (self.output(context, hidden_states), *rest)
-
-
-def _part_of(layer: nn.Linear, keep: list[int], dim: int) -> nn.Linear:
-    inputs, outputs = (layer.in_features, len(keep)) if dim == 0 else (len(keep), layer.out_features)
-    part = nn.Linear(inputs, outputs, device=layer.weight.device, dtype=layer.weight.dtype)
-    part.requires_grad_(layer.weight.requires_grad).train(layer.training)
-    if not layer.weight.is_meta:
-        with torch.no_grad():
-            part.weight.copy_(layer.weight[keep] if dim == 0 else layer.weight[:, keep])
-            part.bias.copy_(layer.bias[keep] if dim == 0 else layer.bias)
-    return part

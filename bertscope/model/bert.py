@@ -1,6 +1,6 @@
 """BertModel, the model without a head, and the base class of all models.
 
-The base class initialises and ties weights, recomputes, prunes and resizes, and loads checkpoints.
+The base class initialises and ties weights, recomputes layers, and loads checkpoints.
 
 Letters in the shapes: B batch, S sequence length, T = S + cached length, E encoder length, N heads,
 H hidden size.
@@ -8,8 +8,7 @@ H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -23,18 +22,9 @@ from bertscope.model.encoder import (
     BertEncoder,
     BertPooler,
 )
-from bertscope.model.inputs import (
-    Cache,
-    additive_mask,
-    cached_length,
-    check_agreement,
-    check_cache,
-    input_shape,
-    layer_head_masks,
-    self_attention_mask,
-    transformers_mask,
-)
 from bertscope.settings.checkpointing import FULL, Checkpointing
+
+Cache = tuple[tuple[Tensor, ...], ...]
 
 
 class BertPreTrainedModel(nn.Module):
@@ -84,25 +74,9 @@ class BertPreTrainedModel(nn.Module):
         embeddings: nn.Embedding = self.base_model.embeddings.word_embeddings
         return embeddings
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the word embeddings; also update a tied decoder and the size of the vocabulary."""
-        self.base_model.embeddings.word_embeddings = value
-        self._set_config(replace(self.config, vocab_size=value.num_embeddings))
-        if self.config.tie_word_embeddings:
-            self._resize_decoder(value.num_embeddings)
-        self.tie_weights()
-
     def get_output_embeddings(self) -> nn.Linear | None:
         """Return the decoder of the language modelling head; None for a class without one."""
         return None
-
-    def set_output_embeddings(self, value: nn.Linear) -> None:
-        """Replace the decoder; the head gets its bias. Raises ValueError for a class without a decoder."""
-        if self.get_output_embeddings() is None:
-            raise ValueError(f"{type(self).__name__} has no output embeddings")
-        head: Any = self.cls
-        head.predictions.decoder = value
-        head.predictions.bias = value.bias
 
     def tie_weights(self) -> None:
         """Tie the decoder to the word embeddings, if the configuration says so, and always to the head's bias."""
@@ -139,11 +113,6 @@ class BertPreTrainedModel(nn.Module):
 
     # ---- checkpointing: tensors saved for backward ----
 
-    @property
-    def is_gradient_checkpointing(self) -> bool:
-        """Return True if layers are recomputed in the backward pass in train mode."""
-        return self._encoder().gradient_checkpointing
-
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, *, strategy: str = FULL
     ) -> None:
@@ -157,70 +126,13 @@ class BertPreTrainedModel(nn.Module):
         use_reentrant = bool(options.pop("use_reentrant", False))
         if options:
             raise ValueError(f"only use_reentrant can be chosen; got {', '.join(options)}")
-        encoder = self._encoder()
+        encoder: BertEncoder = self.base_model.encoder
         chosen = Checkpointing.parse(strategy, use_reentrant=use_reentrant)
         if chosen is not None:
             chosen.check_lists([LAYERS])
             chosen.check_layers(LAYERS, len(encoder.layer))
         encoder.gradient_checkpointing = chosen is not None
         encoder.checkpointing = chosen or Checkpointing()
-
-    def gradient_checkpointing_disable(self) -> None:
-        """Save all activations again."""
-        self._encoder().gradient_checkpointing = False
-
-    def _encoder(self) -> BertEncoder:
-        encoder: BertEncoder = self.base_model.encoder
-        return encoder
-
-    # ---- pruning and resizing ----
-
-    def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
-        """Remove attention heads; `heads` maps a layer to head numbers in the unpruned layer."""
-        pruned = {layer: set(heads) for layer, heads in self.config.pruned_heads.items()}
-        for index, heads in heads_to_prune.items():
-            layer = index + self.config.num_hidden_layers if index < 0 else index
-            pruned[layer] = pruned.get(layer, set()) | set(heads)
-        config = replace(self.config, pruned_heads={layer: tuple(sorted(heads)) for layer, heads in pruned.items()})
-        for layer, heads in config.pruned_heads.items():
-            self._encoder().layer[layer].attention.prune_heads(heads)  # type: ignore[union-attr, operator]
-        self._set_config(config)
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
-    ) -> nn.Embedding:
-        """Resize the vocabulary in embeddings and decoder, initialise new rows, and return the embeddings."""
-        embeddings = self.get_input_embeddings()
-        size = embeddings.num_embeddings if new_num_tokens is None else new_num_tokens
-        if pad_to_multiple_of is not None and not isinstance(pad_to_multiple_of, int):
-            raise ValueError(f"pad_to_multiple_of must be an integer; got {pad_to_multiple_of}")
-        if pad_to_multiple_of:
-            size = -(-size // pad_to_multiple_of) * pad_to_multiple_of
-        if size != embeddings.num_embeddings:
-            self._set_config(replace(self.config, vocab_size=size))
-            self._resize(embeddings, size)
-            embeddings.num_embeddings = size
-            self._resize_decoder(size)
-            self.tie_weights()
-        return embeddings
-
-    def _resize_decoder(self, size: int) -> None:
-        decoder = self.get_output_embeddings()
-        if decoder is None:
-            return
-        if not self.config.tie_word_embeddings:
-            self._resize(decoder, size)
-        decoder.out_features = size
-        head: Any = self.cls
-        head.predictions.bias = _resized(head.predictions.bias, size, std=0.0)
-
-    def _resize(self, module: nn.Embedding | nn.Linear, size: int) -> None:
-        module.weight = _resized(module.weight, size, std=self.config.initializer_range)
-
-    def _set_config(self, config: BertConfig) -> None:
-        for module in self.modules():
-            if isinstance(getattr(module, "config", None), BertConfig):
-                module.config = config  # type: ignore[assignment]
 
 
 def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
@@ -230,17 +142,6 @@ def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
             if parameter is not None:
                 addresses.setdefault(id(parameter), []).append((module, name))
     return [places for places in addresses.values() if len(places) > 1]
-
-
-def _resized(old: Tensor, size: int, *, std: float) -> nn.Parameter:
-    """Return the first `size` rows of `old`, then new rows from a normal distribution; frozen if `old` is."""
-    new = old.new_empty(size, *old.shape[1:])
-    if not new.is_meta:
-        with torch.no_grad():
-            rows = min(size, old.shape[0])
-            new.normal_(std=std) if std else new.zero_()
-            new[:rows] = old[:rows]
-    return nn.Parameter(new, requires_grad=old.requires_grad)
 
 
 # ---- the names of weights in old and new checkpoints, translated to the names of a model ----
@@ -323,8 +224,6 @@ class BertModel(BertPreTrainedModel):
         self.post_init()
         if config.gradient_checkpointing:
             self.gradient_checkpointing_enable()
-        if config.pruned_heads:
-            self.prune_heads(config.pruned_heads)
 
     def forward(
         self,
@@ -349,14 +248,9 @@ class BertModel(BertPreTrainedModel):
         decoder's cross-attention. Raises ValueError for inputs that do not fit together.
         """
         config = self.config
-        shape = input_shape(input_ids, inputs_embeds, config.hidden_size)
-        past = cached_length(past_key_values, config, encoder_hidden_states is not None)
-        check_agreement(
-            shape, past, config, attention_mask=attention_mask, token_type_ids=token_type_ids,
-            position_ids=position_ids, encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-        )  # fmt: skip
-        check_cache(past_key_values, shape[0], config, encoder_hidden_states)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        past = past_key_values[0][0].shape[2] if past_key_values else 0
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, past)
 
@@ -366,10 +260,13 @@ class BertModel(BertPreTrainedModel):
             and head_mask is None
             and not output_attentions
         )
+        if head_mask is not None:
+            head_mask = head_mask.expand(config.num_hidden_layers, -1) if head_mask.dim() == 1 else head_mask
+            head_mask = head_mask[:, None, :, None, None].to(hidden.dtype)  # (layers, 1, N, 1, 1)
         masks = self._masks(hidden, past, is_fused, attention_mask, encoder_attention_mask, encoder_hidden_states)
         encoded = self.encoder(
-            hidden, masks[0], layer_head_masks(head_mask, config, hidden.dtype), encoder_hidden_states, masks[1],
-            past_key_values, config.is_decoder and (config.use_cache if use_cache is None else use_cache),
+            hidden, masks[0], head_mask, encoder_hidden_states, masks[1], past_key_values,
+            config.is_decoder and (config.use_cache if use_cache is None else use_cache),
             output_attentions, config.output_hidden_states if output_hidden_states is None else output_hidden_states,
         )  # fmt: skip
         pooled = self.pooler(encoded.last_hidden_state) if self.pooler is not None else None
@@ -403,3 +300,46 @@ class BertModel(BertPreTrainedModel):
         keys = encoder_states.shape[1]
         encoder_given, encoder_own = transformers_mask(encoder_mask, length, keys, False, is_fused, hidden)
         return self_mask, encoder_own, padding_mask, encoder_given
+
+
+# ---- additive masks: 0 to attend, the lowest number to ignore; no value of a tensor is read ----
+
+
+def self_attention_mask(
+    mask: Tensor | None, length: int, past: int, is_decoder: bool, is_fused: bool, hidden: Tensor
+) -> Tensor | None:
+    """Return the additive mask, broadcastable to (B, N, S, T); None if it would hide nothing.
+
+    The fused kernel applies a plain causal mask itself. A mask of more than two dimensions is causal already.
+    """
+    if mask is None and (not is_decoder or (is_fused and past == 0)):
+        return None
+    if mask is None or (is_decoder and mask.dim() == 2):
+        causal = torch.ones(length, past + length, dtype=torch.bool, device=hidden.device).tril(past)[None, None]
+        mask = causal if mask is None else causal * mask[:, None, None, :]
+    return additive_mask(mask, hidden.dtype)
+
+
+def transformers_mask(
+    mask: Tensor | None, queries: int, keys: int, is_decoder: bool, is_fused: bool, hidden: Tensor, *,
+    hides: bool = True,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Return a mask, of ones if none is given, and the additive mask, with the memory that transformers 4.43.4 uses.
+
+    transformers keeps the first until forward ends. It gives the fused kernel no mask if all are ones, else one with a
+    row for each query, (B, 1, S, T). `hides` is False if a given mask has ones only.
+    """
+    keep = torch.ones(hidden.shape[0], keys, device=hidden.device) if mask is None else mask
+    if is_fused and not (hides and mask is not None) and (not is_decoder or queries in (1, keys)):
+        return keep, None
+    if is_fused and not is_decoder and keep.dim() == 2:
+        hidden_keys = 1.0 - keep[:, None, None, :].expand(-1, 1, queries, -1).to(hidden.dtype)
+        return keep, hidden_keys.masked_fill(hidden_keys.to(torch.bool), torch.finfo(hidden.dtype).min)
+    return keep, self_attention_mask(keep, queries, keys - queries, is_decoder, is_fused, hidden)
+
+
+def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert a mask of 1 and 0, (B, T), (B, S, T) or (B, N, S, T), to 4 dimensions of 0 and the lowest number."""
+    if keep.dim() < 4:
+        keep = keep[:, None, None, :] if keep.dim() == 2 else keep[:, None]
+    return (1.0 - keep.to(dtype)) * torch.finfo(dtype).min

