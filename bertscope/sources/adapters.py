@@ -22,7 +22,7 @@ from bertscope.config import (
 from bertscope.errors import BertscopeError, ConfigError, SourceError
 from bertscope.files import Entry
 from bertscope.files import Mapping as Entries
-from bertscope.sources.model_source import AdaptedSource, ModelSource
+from bertscope.sources.model_source import ModelSource
 
 ADAPTER_CONFIG = "adapter_config.json"
 _CONFIG = "config.json"
@@ -132,7 +132,7 @@ def read_adapter(
     numbers = {key: value for key, value in adapter.items() if key in _SHOWN and value}
     settings = ",".join(f"{name}={str(numbers[key]).lower()}" for key, name in _SHOWN.items() if key in numbers)
     shown = settings if adapter[TYPE] == _LORA else adapter[TYPE]
-    return AdaptedSource.of(of_transformers(base), adapter, shown)
+    return of_transformers(base).adapted(adapter, shown)
 
 
 def _is_plain(value: Any, most: int) -> bool:

@@ -274,7 +274,7 @@ class BertSource(ModelSource):
 
     def with_options(self, **options: Unpack[SourceOptions]) -> BertSource:
         architecture, attention, lora = options.get("architecture"), options.get("attention"), options.get("lora")
-        self._refuse_further(lora, self.lora)
+        self._refuse_further(lora)
         lora = Lora.parse(lora) if isinstance(lora, str) else lora
         changes: dict[str, Any] = {**options, "lora": lora and lora.of_bert()}
         changes.pop("attention", None)

@@ -264,7 +264,7 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> ModelSource:
     if folder is None:
         raise _unknown(name)
     cached = _read(_place(folder), is_base)
-    return cached if getattr(cached, "lora", None) else replace(cached, name=name)
+    return cached if cached.lora else replace(cached, name=name)
 
 
 def _preset(path: Path) -> ModelSource:

@@ -1,7 +1,6 @@
 """ModelSource: a model's type for every analysis; only `build` builds it.
 
-Three sources are here: a module from Python, `module:attribute`, the user's own code, and any source with peft's
-adapters.
+Two sources are here: a module from Python, and `module:attribute`, the user's own code.
 """
 
 from __future__ import annotations
@@ -70,6 +69,11 @@ class ModelSource(Record):
     where: str = ""  # `file:line` of its definition, if there is one
     # Those that affect the model, by their names in its file, except those of a BertConfig.
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    # The adapters that peft adds: names and values as in an adapter_config.json, and what reports show of them.
+    adapter: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    lora: Lora | str | None = None
+
+    has_own_dtypes = False  # True: the user's code chooses the parameters' dtypes, which then stay as built
 
     @property
     def family(self) -> str:
@@ -97,20 +101,45 @@ class ModelSource(Record):
         return ""
 
     @property
-    def has_own_dtypes(self) -> bool:
-        """Return True if the user's code chooses the parameters' dtypes, which then stay as built."""
-        return False
-
-    @property
     def has_equal_layers(self) -> bool:
         """Return True if the configuration makes all layers at `layer_path` equal."""
         return False
 
     def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
-        """Build the model; `attention` is the kernel for a source that sets none.
+        """Build the model with its adapters; `attention` is the kernel for a source that sets none.
 
-        Raises SourceError or ConfigError for a model that cannot be built.
+        Raises SourceError or ConfigError for a model that cannot be built, and where peft cannot add the adapters.
         """
+        if not self.adapter:
+            return self._model(device, attention)
+        with importing("peft", "HF_", "PEFT_", "TRANSFORMERS_"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import peft
+        config = peft.get_peft_config(dict(self.adapter))
+
+        linear: dict[str, None] = {}
+
+        def make() -> Any:
+            """Add adapters to a new model."""
+            base = self._model(device, attention)
+            names = (path for path, part in base.named_modules() if type(part).__name__ in ("Linear", "Conv1D"))
+            linear.update(dict.fromkeys(path.rpartition(".")[2] for path in names))
+            return peft.get_peft_model(base, copy.deepcopy(config))
+
+        def remedy() -> str:
+            """Return the names that `target` may have."""
+            return f"; target takes names of its linear layers: {', '.join(linear)[:200]}" if linear else ""
+
+        what = f"{self.name}: peft {peft.__version__} cannot add these adapters"
+        with self.confined():
+            model = self._built(device, make, what, remedy)
+        model.lora = self.lora
+        # The tensors that peft's `save_pretrained` writes.
+        model.stored = lambda: peft.get_peft_model_state_dict(model, model.state_dict(keep_vars=True))
+        return model.eval()  # type: ignore[no-any-return]
+
+    def _model(self, device: str, attention: str | None) -> nn.Module:
+        """Build the model without adapters."""
         raise NotImplementedError
 
     def _built(self, device: str, make: Callable[[], Any], what: str, remedy: Callable[[], str] = str) -> Any:
@@ -164,8 +193,15 @@ class ModelSource(Record):
         """Return the source with adapters that peft adds; without `lora` the source itself."""
         if lora is None:
             return self
+        self._refuse_further(lora)
         lora = Lora.parse(lora) if isinstance(lora, str) else lora
-        return AdaptedSource.of(self, {"peft_type": "LORA", **lora.to_peft()}, str(lora))
+        return self.adapted({"peft_type": "LORA", **lora.to_peft()}, str(lora))
+
+    def adapted(self, adapter: Mapping[str, Any], lora: str) -> ModelSource:
+        """Return the source with the adapters in a configuration of peft; raises MissingExtraError without peft."""
+        if find_spec("peft") is None:
+            raise MissingExtraError(f"{name_of('lora')} for {self.family}", "peft")
+        return replace(self, adapter=adapter, lora=lora)
 
     def _refuse_pooler(self, options: SourceOptions) -> None:
         if options.get("add_pooling_layer") is not None:
@@ -174,10 +210,10 @@ class ModelSource(Record):
                 f"{name_of('add_pooling_layer')} out"
             )
 
-    def _refuse_further(self, lora: Lora | str | None, adapters: object) -> None:
-        if lora is not None and adapters is not None:
+    def _refuse_further(self, lora: Lora | str | None) -> None:
+        if lora is not None and self.lora is not None:
             raise ConfigError(
-                f"{self.name} has adapters already ({adapters}); leave {name_of('lora')} out, or name its base model"
+                f"{self.name} has adapters already ({self.lora}); leave {name_of('lora')} out, or name its base model"
             )
 
     def with_fields(self, fields: Mapping[str, object]) -> ModelSource:
@@ -198,11 +234,16 @@ class ModelSource(Record):
         return (NONE, FULL) if getattr(model, "supports_gradient_checkpointing", False) else (NONE,)
 
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
-        """Make the built model recompute its layers; raises SelectionError for a strategy that it does not take."""
+        """Make the built model recompute its layers; raises SelectionError for a strategy that it does not take.
+
+        With adapters the input of the first layer requires a gradient, as in peft after checkpointing.
+        """
         if strategy != NONE:
-            from bertscope.model.modules import recompute
+            from bertscope.model.modules import recompute, require_gradients
 
             recompute(model, strategy, self.strategies(model), reentrant)
+            if self.adapter:
+                require_gradients(model)
 
     def confined(self) -> AbstractContextManager[Any]:
         """Return the context in which the built model runs; there transformers has no network and no pickles."""
@@ -252,7 +293,7 @@ class GivenModule(ModelSource):
     inputs: Any = field(default=None, compare=False)
     has_own_dtypes = True
 
-    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
+    def _model(self, device: str, attention: str | None) -> nn.Module:
         from bertscope.model.modules import copied
 
         built = copied(self.module, device)
@@ -278,9 +319,9 @@ class FactorySource(ModelSource):
         return f"runs your code: imports {self.code.rpartition(':')[0]} and takes {self.code} from it"
 
     def to_data(self) -> dict[str, Any]:
-        return {"name": self.name, "code": str(self.code)}
+        return {"name": self.name, "code": str(self.code), "adapter": dict(self.adapter), "lora": self.lora}
 
-    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
+    def _model(self, device: str, attention: str | None) -> nn.Module:
         """Import the attribute, and call it without arguments unless it is a module."""
         from bertscope.torch_access import nn
 
@@ -371,116 +412,6 @@ class FactorySource(ModelSource):
 
     def _other_name(self, attribute: str) -> str:
         return f"{self.code.rpartition(':')[0]}:{attribute}"
-
-
-class AdaptedSource(ModelSource):
-    """A model with adapters that peft adds: of `--lora`, or of an `adapter_config.json`."""
-
-    base: ModelSource
-    adapter: Mapping[str, Any] = field(hash=False)  # peft's configuration: names and values in an adapter_config.json
-    lora: str = ""  # the adapters in reports
-
-    @classmethod
-    def of(cls, base: ModelSource, adapter: Mapping[str, Any], lora: str) -> AdaptedSource:
-        """Return the source with the adapters in a configuration of peft; raises MissingExtraError without peft."""
-        if find_spec("peft") is None:
-            raise MissingExtraError(f"{name_of('lora')} for {base.family}", "peft")
-        shared = {name: getattr(base, name) for name in ("name", "architecture", "stored_dtype", "where", "settings")}
-        return cls(**shared, base=base, adapter=adapter, lora=lora)
-
-    @property
-    def family(self) -> str:
-        return f"{self.base.family} with adapters"
-
-    @property
-    def notice(self) -> str:
-        return self.base.notice
-
-    @property
-    def has_own_dtypes(self) -> bool:
-        return self.base.has_own_dtypes
-
-    @property
-    def layers(self) -> int:
-        return self.base.layers
-
-    @property
-    def layer_path(self) -> str:
-        """Return the path inside peft's two wrappers; adapters that change only the inputs have one."""
-        inner = "base_model" if "num_virtual_tokens" in self.adapter else "base_model.model"
-        return self.base.layer_path and f"{inner}.{self.base.layer_path}"
-
-    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
-        """Build the base model and add the adapters; raises SourceError where peft cannot."""
-        with importing("peft", "HF_", "PEFT_", "TRANSFORMERS_"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import peft
-        config = peft.get_peft_config(dict(self.adapter))
-
-        linear: dict[str, None] = {}
-
-        def make() -> Any:
-            """Add adapters to a new model."""
-            base = self.base.build(device=device, attention=attention)
-            names = (path for path, part in base.named_modules() if type(part).__name__ in ("Linear", "Conv1D"))
-            linear.update(dict.fromkeys(path.rpartition(".")[2] for path in names))
-            return peft.get_peft_model(base, copy.deepcopy(config))
-
-        def remedy() -> str:
-            """Return the names that `target` may have."""
-            return f"; target takes names of its linear layers: {', '.join(linear)[:200]}" if linear else ""
-
-        what = f"{self.name}: peft {peft.__version__} cannot add these adapters"
-        with self.confined():
-            model = self._built(device, make, what, remedy)
-        model.lora = self.lora
-
-        def stored() -> Any:
-            """Return the tensors that peft's `save_pretrained` writes."""
-            return peft.get_peft_model_state_dict(model, model.state_dict(keep_vars=True))
-
-        model.stored = stored
-        return model.eval()  # type: ignore[no-any-return]
-
-    def to_data(self) -> dict[str, Any]:
-        base = {"kind": type(self.base).__name__, "data": self.base.to_data()}
-        return {"base": base, "adapter": dict(self.adapter), "lora": self.lora, "name": self.name}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> ModelSource:
-        base = source_from_data(data["base"]["kind"], data["base"]["data"], ())
-        return replace(cls.of(base, data["adapter"], data["lora"]), name=data["name"])
-
-    def for_run(self) -> ModelSource:
-        return replace(self, base=self.base.for_run())
-
-    def with_layers(self, layers: int) -> ModelSource:
-        return replace(self, base=self.base.with_layers(layers))
-
-    def layer_counts(self, model: Any) -> Mapping[str, int]:
-        return self.base.layer_counts(model)
-
-    def with_layer_counts(self, counts: Mapping[str, int]) -> ModelSource:
-        return replace(self, base=self.base.with_layer_counts(counts))
-
-    def with_options(self, **options: Unpack[SourceOptions]) -> ModelSource:
-        self._refuse_further(options.get("lora"), self.lora)
-        base = self.base.with_options(**options)
-        return replace(self, base=base, architecture=base.architecture, settings=base.settings)
-
-    def strategies(self, model: Any) -> tuple[str, ...]:
-        return self.base.strategies(model)
-
-    def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
-        """Recompute layers; the input of the first one requires a gradient, as in peft after checkpointing."""
-        self.base.checkpoint(model, strategy, reentrant=reentrant)
-        if strategy != NONE:
-            from bertscope.model.modules import require_gradients
-
-            require_gradients(model)
-
-    def confined(self) -> AbstractContextManager[Any]:
-        return self.base.confined()
 
 
 def source_from_data(kind: str, data: Mapping[str, Any], permits: Collection[str]) -> ModelSource:

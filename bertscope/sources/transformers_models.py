@@ -294,7 +294,7 @@ class TransformersSource(ModelSource):
     def from_data(cls, data: Mapping[str, Any]) -> TransformersSource:
         return cls(**{**data, "path": Path(data["path"])})
 
-    def build(self, *, device: str = "meta", attention: str | None = None) -> nn.Module:
+    def _model(self, device: str, attention: str | None) -> nn.Module:
         """Build the model with its configured attention kernel, else with `attention`, else as transformers chooses.
 
         Raises SourceError where transformers cannot, and MissingExtraError where it is not installed.
