@@ -287,7 +287,7 @@ def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
 
 MODULES = "modules.json"
 MAX_MODULES = 100
-_MAX_TEXT_BYTES = 1 << 20  # of modules.json, and of the configuration of a module
+_MAX_TEXT_BYTES = 1 << 20  # of modules.json, and of the configuration of a Router
 _SHAPES = ("param_shapes", "frozen_param_shapes")
 _RANK = re.compile(r"(mp_rank_[0-9]+)_model_states\.pt$")
 
@@ -387,7 +387,7 @@ def _use(path: Path) -> str:
 
 
 def modules_of(folder: Path, budget: Budget) -> Iterator[tuple[str, Path, str]]:
-    """Yield each module's path in the folder, folder and description from a `modules.json`."""
+    """Yield each module's path in the folder, folder and class from a `modules.json`."""
     file, listed = json_in(folder / MODULES, budget, _MAX_TEXT_BYTES)
     if not isinstance(listed, list) or len(listed) > MAX_MODULES or not all(isinstance(item, dict) for item in listed):
         raise file.broken(f"it is no list of at most {MAX_MODULES} modules")
@@ -395,7 +395,7 @@ def modules_of(folder: Path, budget: Budget) -> Iterator[tuple[str, Path, str]]:
         path, kind = item.get("path"), str(item.get("type")).rpartition(".")[2]
         if not isinstance(path, str) or (path and not is_plain(path)):
             raise file.broken("a module that is not in the folder")
-        yield path, folder / path, f"{kind}{_pooling(folder / path / 'config.json', budget)}"
+        yield path, folder / path, kind
         for name, routes in _routes(folder / path, budget).items() if kind == "Router" else ():
             inside = f"{path}/{name}" if path else name
             yield inside, folder / inside, routes.rpartition(".")[2]
@@ -408,15 +408,3 @@ def _routes(folder: Path, budget: Budget) -> dict[str, str]:
     if not isinstance(types, dict) or len(types) > MAX_MODULES or not all(map(is_plain, types)):
         raise file.broken(f"it names no table of types with at most {MAX_MODULES} folders")
     return {name: str(kind) for name, kind in types.items()}
-
-
-def _pooling(path: Path, budget: Budget) -> str:
-    """Return a Pooling module's modes by its configuration: ` (mean)`; empty for another module."""
-    if not path.is_file():
-        return ""
-    _, config = json_in(path, budget, _MAX_TEXT_BYTES)
-    settings = config if isinstance(config, dict) else {}
-    modes = [key.removeprefix("pooling_mode_").partition("_token")[0] for key, value in settings.items()
-             if key.startswith("pooling_mode_") and value is True]  # fmt: skip
-    modes += [mode] if isinstance(mode := settings.get("pooling_mode"), str) else []  # since version 6
-    return f" ({', '.join(modes)})" if modes else ""

@@ -1,6 +1,6 @@
 """BertModel, the model without a head, and the base class of all models.
 
-The base class initialises and ties weights, recomputes layers, and loads checkpoints.
+The base class initialises and ties weights, and recomputes layers.
 
 Letters in the shapes: B batch, S sequence length, T = S + cached length, E encoder length, N heads,
 H hidden size.
@@ -97,20 +97,6 @@ class BertPreTrainedModel(nn.Module):
                 module._parameters[other_name] = first._parameters[name]
         return self
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights as torch does, with names of this class or of old checkpoints, with or without `bert.` in front.
-
-        LayerNorm's `gamma` and `beta` become weight and bias, stored `position_ids` are ignored, and a
-        tied weight without an entry is taken from its other name. Raises ValueError for
-        TensorFlow's names.
-        """
-        translated_state, filled = translated(state_dict, self)
-        result = super().load_state_dict(translated_state, strict, assign)
-        if not strict:  # filled names still count as missing, as safetensors' loader expects of tied names
-            result.missing_keys.extend(filled)
-        self.tie_weights()
-        return result
-
     # ---- checkpointing: tensors saved for backward ----
 
     def gradient_checkpointing_enable(
@@ -144,31 +130,11 @@ def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     return [places for places in addresses.values() if len(places) > 1]
 
 
-# ---- the names of weights in old and new checkpoints, translated to the names of a model ----
+# ---- the names of weights in old and new checkpoints ----
 
 # Buffers that transformers before 4.31 saved; computed here.
 STORED_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-
-
-def translated(state_dict: Mapping[str, Any], model: nn.Module) -> tuple[dict[str, Any], list[str]]:
-    """Return the state dict with the names of `model`, and the tied names that were added.
-
-    Raises ValueError for TensorFlow's names.
-    """
-    for name in state_dict:
-        if "/" in name:
-            raise ValueError(
-                f"{name!r} is a TensorFlow name; convert the checkpoint first "
-                "(transformers-cli convert --model_type bert), then load what that writes"
-            )
-    known = set(model.state_dict(keep_vars=True))
-    state = {
-        own_name(modern_name(name), known): tensor
-        for name, tensor in state_dict.items()
-        if not name.endswith(STORED_BUFFERS)
-    }
-    return state, _fill_ties(state, model)
 
 
 def modern_name(name: str) -> str:
@@ -186,21 +152,6 @@ def own_name(name: str, names: Container[str], prefix: str = "bert") -> str:
     front = f"{prefix}."
     other = name.removeprefix(front) if name.startswith(front) else front + name
     return other if other in names else name
-
-
-def _fill_ties(state: dict[str, Any], model: nn.Module) -> list[str]:
-    """Add the missing names of tied parameters with the tensor of another name; return the added names."""
-    filled = []
-    addresses: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        addresses.setdefault(id(parameter), []).append(name)
-    for names in addresses.values():
-        stored = next((name for name in names if name in state), None)
-        for name in names:
-            if stored is not None and name not in state:
-                state[name] = state[stored]
-                filled.append(name)
-    return filled
 
 
 class BertModel(BertPreTrainedModel):

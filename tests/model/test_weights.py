@@ -1,4 +1,4 @@
-"""Weights in and out: the names of checkpoints of all ages."""
+"""Weights in and out of a model, also of one on meta."""
 
 from __future__ import annotations
 
@@ -16,64 +16,15 @@ def model(tiny):
     return bertscope.BertForPreTraining(tiny)
 
 
-@pytest.fixture
-def other(tiny):
-    """The same class with other weights."""
-    return bertscope.BertForPreTraining(tiny)
-
-
 def equal(one, other) -> bool:
     theirs = other.state_dict()
     return all(torch.equal(tensor, theirs[name]) for name, tensor in one.state_dict().items())
 
 
-def without(state, words):
-    return {name: tensor for name, tensor in state.items() if words not in name}
-
-
-OF_ALL_AGES = {
-    "names of TensorFlow": lambda state: {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-        for name, tensor in state.items()
-    },
-    "position ids": lambda state: state | {"bert.embeddings.position_ids": torch.arange(12)[None]},
-    "no decoder": lambda state: without(state, "cls.predictions.decoder"),
-    "no word embeddings": lambda state: without(state, "word_embeddings"),  # tied to the decoder
-}
-
-
-@pytest.mark.parametrize("age", OF_ALL_AGES)
-def test_checkpoints_of_all_ages_load(model, other, age):
-    other.load_state_dict(OF_ALL_AGES[age](model.state_dict()))
-    assert equal(model, other)
-
-
-def test_the_body_loads_with_and_without_its_prefix(model, tiny):
-    state = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("bert.")}
-    body = bertscope.BertModel(tiny)
-    body.load_state_dict(state)
-    assert equal(body, model.bert)
-    head = bertscope.BertForPreTraining(tiny)
-    missing = head.load_state_dict(body.state_dict(), strict=False).missing_keys
-    assert equal(head.bert, model.bert)
-    assert all(name.startswith("cls.") for name in missing)
-
-
-def test_a_missing_and_an_unexpected_name_are_told(model, other):
-    state = model.state_dict()
-    state["bert.surprise"] = state.pop("bert.pooler.dense.bias")
-    with pytest.raises(RuntimeError, match=r"(?s)bert.pooler.dense.bias.*bert.surprise"):
-        other.load_state_dict(state)
-
-
-def test_tensorflow_names_are_refused_with_a_word_on_what_to_do(model):
-    with pytest.raises(ValueError, match="TensorFlow name; convert"):
-        model.load_state_dict({"bert/encoder/layer_0/attention/self/query/kernel": torch.zeros(1)})
-
-
-def test_assigning_to_a_model_on_meta_keeps_the_ties(model, tiny):
+def test_a_model_on_meta_takes_weights_and_ties_them(model, tiny):
     empty = bertscope.build(tiny, "BertForPreTraining")
     empty.load_state_dict(model.state_dict(), assign=True)
+    empty.tie_weights()
     assert equal(empty, model)
     assert empty.cls.predictions.decoder.weight is empty.bert.embeddings.word_embeddings.weight
     assert empty.cls.predictions.decoder.bias is empty.cls.predictions.bias
