@@ -312,7 +312,7 @@ def main() -> int:
         print(f"{title:32}{'now':>8}{'budget':>8}{'goal':>8}")
         for name, value in values.items():
             budget, goal = BUDGETS[title][name]
-            print(f"  {name:30}{value:>8,}{budget:>8,}{goal:>8,}{'  above the budget' if value > budget else ''}")
+            print(f"  {name:30}{value:>8}{budget:>8}{goal:>8}{'  above the budget' if value > budget else ''}")
     return int(any(value > BUDGETS[title][name][0] for title in measured for name, value in measured[title].items()))
 
 

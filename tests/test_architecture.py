@@ -76,7 +76,6 @@ LATE = {
     ("files", "processes"): "a file is replaced without an interruption",
     ("sources", "model"): "`build` of a source, the only place where sources meet torch",
     ("sources", "torch_access"): "`build` of a source",
-    ("sources", "<pyarrow>"): "an optional package reads the lengths of a Parquet file",
     ("sources", "<tokenizers>"): "an optional package counts the tokens of texts",
     ("sources", "transformers_access"): "`build` of a source",
     ("sources", "<transformers>"): "the extra `transformers`",

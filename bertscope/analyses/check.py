@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bertscope import __version__
 from bertscope.errors import BertscopeError, SourceError, suggestion
@@ -22,9 +22,6 @@ from bertscope.sources.model_source import as_source_error, built_for_counting
 from bertscope.sources.transformers_models import largest_layers
 from bertscope.tracing.cache import uncached
 from bertscope.units import decimal
-
-if TYPE_CHECKING:
-    pass
 
 # An error that is no BertscopeError: one file must not end the check of the others.
 _UNEXPECTED = ("unexpected error", lambda: "; report it, unless the model's own code raised it")
@@ -72,30 +69,24 @@ def check(
 
 
 def _checked(name: str, architecture: str | None, allow_code: bool) -> tuple[Witness | None, list[Finding]]:
-    """Return the model of a file, or None if there is an error, and the findings."""
     try:
         with as_source_error(*_UNEXPECTED):
             witness = Witness(load_expected(name, architecture=architecture, allow_code=allow_code))
-            _limit_runs(witness.model)
+            source, path = witness.model.source, witness.model.path
+            runs = [item for item in witness.model.expected if item.run]
+            if source.has_equal_layers:  # FLOPs trace one layer for all
+                runs = [item for item in runs if item.key.startswith("memory.")]
+            layers = source.layers or largest_layers(source.settings)
+            if len(runs) * layers > MAX_RUN_LAYERS:
+                raise SourceError(
+                    f"{len(runs)} runs of {layers} layers are more than {MAX_RUN_LAYERS:,} layers in all; "
+                    "put some in another file",
+                    where=f"{path}:{runs[0].line}",
+                )
             witness.tables  # noqa: B018  # a model that cannot be built is one error, not one for each expectation
     except BertscopeError as error:
         return None, [_error(error if name in str(error) else error.at(f"{name}:1"), model=name, path=name)]
     return witness, [witness.finding(expectation) for expectation in witness.model.expected]
-
-
-def _limit_runs(model: ExpectedModel) -> None:
-    """Raise SourceError for too many layers over the runs that trace every layer, or estimate memory."""
-    source = model.source
-    runs = [item for item in model.expected if item.run]
-    if source.has_equal_layers:
-        runs = [item for item in runs if item.key.startswith("memory.")]
-    layers = source.layers or largest_layers(source.settings)
-    if len(runs) * layers > MAX_RUN_LAYERS:
-        raise SourceError(
-            f"{len(runs)} runs of {layers} layers are more than {MAX_RUN_LAYERS:,} layers in all; "
-            "put some in another file",
-            where=f"{model.path}:{runs[0].line}",
-        )
 
 
 def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: str = "") -> Finding:

@@ -195,7 +195,6 @@ def _named(value_tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]
 
 
 def _index_text(index: Any) -> str:
-    """Return an index as Python writes it: `[:, None]`."""
     texts = []
     for part in index if isinstance(index, tuple) else (index,):
         ends = [part]
@@ -265,7 +264,10 @@ def _drawn(
     else:
         inputs = _other_inputs(base, settings, device)
         short, names = _verified_short(base, inputs, name, device)
-    at = _path_in(names, path.removeprefix(WRAPPED))
+    path = path.removeprefix(WRAPPED)
+    at = next((short for short, shown in names.items() if path == shown or path in expand(shown)), None)
+    if at is None:
+        raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, names.values()))}")
     scope = short.get_submodule(at)
     if is_bert:
         settings = _completed(settings, short, scope, at)
@@ -291,7 +293,6 @@ def _drawn(
 
 
 def _run(model: nn.Module, inputs: Any, device: str) -> Any:
-    """Return the outputs; a forward that asks whether a mask hides positions gets the answer that it hides none."""
     positional, named = arguments(inputs)
     with torch.device(device), torch.no_grad():
         return trace(model, partial(model, *positional, **named))[1]
@@ -328,10 +329,8 @@ def _verified_short(model: nn.Module, inputs: Any, name: str | None, device: str
 def _with_each_layer_once(
     model: nn.Module, device: str, stacks: Collection[str] | None = None
 ) -> tuple[Any, dict[str, str]]:
-    """Return a copy without layers equal to the one before, and the path of the range for each path in it.
-
-    `stacks` are the lists' paths to shorten, in a folded tree; None for all.
-    """
+    # A copy without layers equal to the one before, and the path of the range for each path in it. `stacks` are the
+    # lists to shorten, by their paths in a folded tree; None for all.
     short = fake_copy(model, device).eval()
     names: dict[str, str] = {}
 
@@ -364,14 +363,6 @@ def _layers(model: BertPreTrainedModel, names: Mapping[str, str]) -> list[LayerR
     stack = next(path for path, module in model.named_modules() if isinstance(module, nn.ModuleList))
     shown = (name.rpartition(".")[2] for path, name in names.items() if path.rpartition(".")[0] == stack)
     return [layers for name in shown if (layers := LayerRange.parse(name))]
-
-
-def _path_in(names: Mapping[str, str], path: str) -> str:
-    """Return the path in the short model: `encoder.layer.0` for `encoder.layer.7` and `encoder.layer.0-11`."""
-    for short, shown in names.items():
-        if path == shown or path in expand(shown):
-            return short
-    raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, names.values()))}")
 
 
 def _completed(settings: ForwardInputs, model: BertPreTrainedModel, scope: nn.Module, path: str) -> ForwardInputs:
@@ -445,12 +436,16 @@ def _name_attention(flow: Flow, attention: BertSelfAttention, group: str) -> Non
         _name_on_the_way(flow, scores, softmax, "attention_scores", group)
         (dropout,) = flow.out_of(softmax)
         _name_on_the_way(flow, dropout.target, product, "attention_probs", group)
-        _name_scale(flow, attention, group)
+        scale = f"{math.sqrt(attention.attention_head_size):g}"
+        (divide,) = [node for node in inside if (node.name, node.detail) == ("/", scale)]
+        flow.nodes[divide.id] = replace(divide, detail="")
+        root = "math.sqrt(self.attention_head_size)"
+        scalar = flow.add("scalar", root, "sqrt_head_size", detail=f"= {scale}", group=group)
+        flow.edges.append(DiagramEdge(source=scalar, target=divide.id))
     _name(flow, product, (), "context_layer", group)
 
 
 def _name(flow: Flow, source: str, views: tuple[str, ...], name: str, group: str) -> str:
-    """Insert a node after `source` and `views`, and before every user of that tensor; return its id."""
     (shape, *_) = [shape_of(seen.tensor) for seen in flow.seen if (seen.source, seen.views) == (source, views)]
     ident = flow.add("tensor", name, shape=shape, group=group)
     size = len(views)
@@ -467,17 +462,6 @@ def _name_on_the_way(flow: Flow, start: str, end: str, name: str, group: str) ->
     while at != end:
         (taker,) = flow.out_of(_name(flow, at, (), name, group))
         at = taker.target
-
-
-def _name_scale(flow: Flow, attention: BertSelfAttention, group: str) -> None:
-    scale = f"{math.sqrt(attention.attention_head_size):g}"
-    (divide,) = [
-        node for node in flow.nodes.values() if node.group == group and (node.name, node.detail) == ("/", scale)
-    ]
-    flow.nodes[divide.id] = replace(divide, detail="")
-    name = "math.sqrt(self.attention_head_size)"
-    scalar = flow.add("scalar", name, "sqrt_head_size", detail=f"= {scale}", group=group)
-    flow.edges.append(DiagramEdge(source=scalar, target=divide.id))
 
 
 def _report(flow: Flow, names: Mapping[str, str], scope: str, runs: Sequence[LayerRange], **about: Any) -> GraphReport:

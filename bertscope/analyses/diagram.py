@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from types import CodeType
 from typing import Any
 
 from bertscope.analyses.dataflow import forward_diagram
@@ -71,7 +70,16 @@ def class_diagram(
         reader.read(instance, when)
     classes, links = tuple(reader.boxes()), tuple(reader.links.values())
     if around is not None:
-        classes, links = _around(classes, links, around)
+        known = {box.name: box for box in classes}
+        if around not in known:
+            raise SelectionError(f"no class {around!r} in this model; {suggestion(around, known)}")
+        links = tuple(link for link in links if link.owner == around)
+        wanted, pending = set[str](), [around, *(link.part for link in links)]
+        while pending:
+            box = known[pending.pop()]
+            wanted.add(box.name)
+            pending += box.bases
+        classes = tuple(box for box in classes if box.name in wanted)
     return ClassReport(
         subject=subject(model, name),
         package=package,
@@ -102,8 +110,6 @@ def _build(model: BertPreTrainedModel, package: str, **changes: Any) -> nn.Modul
 
 
 class _ClassReader:
-    """Collector of classes from instances; the first model that has an attribute decides its type."""
-
     def __init__(self, package: str) -> None:
         self.package = package
         self.config_class: type | None = None
@@ -163,7 +169,6 @@ class _ClassReader:
         return "None" if value is None else type_name(type(value), self.package)
 
     def boxes(self) -> Iterator[ClassBox]:
-        """Yield each class with its attributes in the order in which `__init__` stores them."""
         for cls, attributes in self.classes.items():
             order = dict.fromkeys((*(name for name in _stored(cls) if name in attributes), *attributes))
             yield ClassBox(
@@ -191,15 +196,10 @@ def _held(module: nn.Module) -> dict[str, Any]:
     return attributes | module._modules | module._parameters | module._buffers
 
 
-def _stored(cls: type) -> list[str]:
-    """Return the attributes that the class's own `__init__` stores, in the order of its code."""
-    code = getattr(vars(cls).get("__init__"), "__code__", None)
-    return [*_stored_by(code)] if code else []
-
-
 @lru_cache(maxsize=1024)
-def _stored_by(code: CodeType) -> tuple[str, ...]:
-    steps = dis.get_instructions(code)
+def _stored(cls: type) -> tuple[str, ...]:
+    code = getattr(vars(cls).get("__init__"), "__code__", None)
+    steps = dis.get_instructions(code) if code else ()
     return tuple(dict.fromkeys(step.argval for step in steps if step.opname == "STORE_ATTR"))
 
 
@@ -213,21 +213,6 @@ def _fields(config_class: type) -> Iterator[ClassAttribute]:
             kind = type(default).__name__ if default is not None else "Any"
         shown = repr(default) if isinstance(default, (int, float, str, tuple, list, dict, type(None))) else None
         yield ClassAttribute(name=parameter.name, type=kind, default=shown)
-
-
-def _around(
-    classes: tuple[ClassBox, ...], links: tuple[ClassLink, ...], name: str
-) -> tuple[tuple[ClassBox, ...], tuple[ClassLink, ...]]:
-    known = {box.name: box for box in classes}
-    if name not in known:
-        raise SelectionError(f"no class {name!r} in this model; {suggestion(name, known)}")
-    links = tuple(link for link in links if link.owner == name)
-    wanted, pending = set[str](), [name, *(link.part for link in links)]
-    while pending:
-        box = known[pending.pop()]
-        wanted.add(box.name)
-        pending += box.bases
-    return tuple(box for box in classes if box.name in wanted), links
 
 
 def tree_diagram(

@@ -95,7 +95,6 @@ _TIMEOUT_SECONDS = 120  # an import of torch takes about 1 s, and longer on a bu
 
 
 def _ask() -> tuple[dict[str, Any], str]:
-    """Return what a child process tells of torch and its devices, nothing if torch does not load, and the problem."""
     try:
         command = child_command("bertscope.analyses.doctor:tell")
         done = subprocess.run(command, capture_output=True, text=True,  # noqa: S603 words of this program

@@ -62,16 +62,18 @@ def explain(
             raise error from None
         return replace(report, steps=tuple(replace(step, number=0) for step in report.steps))
     counted = count(model, by="group", name=source.name)
-    worked = FlopsRun(source=bert.source).at(batch, seq)
-    return replace(
-        report, steps=chosen, sums=tuple(_sums(bert.steps, counted, worked, bert.layers)),
-        questions=tuple(_questions(counted, bert.config)),
-    )  # fmt: skip
+    worked, totals, config = FlopsRun(source=bert.source).at(batch, seq), counted.totals, bert.config
+    questions = (
+        Note(key="layer_norm", values={"norm": 2 * config.hidden_size, "hidden": config.hidden_size}),
+        Note(key="token_type"),
+        Note(key="padding_idx", values={"padding": "none" if config.pad_token_id is None else config.pad_token_id}),
+        Note(key="totals", values={"distinct": totals.distinct_params, "layers": totals.layer_params}),
+    )
+    sums = tuple(_sums(bert.steps, counted, worked, bert.layers))
+    return replace(report, steps=chosen, sums=sums, questions=questions)
 
 
 class _Bert:
-    """The steps and the sections of a BERT; `values` are the names' numbers in shapes and formulas."""
-
     def __init__(self, source: BertSource, batch: int, seq: int) -> None:
         self.source, self.config, self.head = source, source.config, HEADS[source.architecture]
         self.layers = source.config.num_hidden_layers
@@ -95,7 +97,6 @@ class _Bert:
         self, key: str, group: str, names: tuple[str, str, str], inputs: tuple[Dims, ...], output: Dims,
         params: str | None = None, flops: str | None = None,
     ) -> Step:  # fmt: skip
-        """Return one step; `names` are from keras, Hugging Face and TensorFlow."""
         keras, path, tf_name = names
         has_prefix = (
             path and self.source.architecture != "BertModel" and not path.startswith(("cls", "classifier", "qa_"))
@@ -115,7 +116,6 @@ class _Bert:
         )
 
     def _steps(self) -> Iterator[Step]:
-        """Yield all steps; the layers are equal, so the steps of one are enough."""
         ids: Dims = (self.batch, "seq")
         hidden, pooled = self.hidden, (self.batch, "hidden_size")
         is_absolute = self.config.position_embedding_type == "absolute"
@@ -201,7 +201,6 @@ class _Bert:
     def point(
         self, key: str, dims: Sequence[str] | None = None, times: _Times = (), *, name: str = "", kind: str = ""
     ) -> Point:
-        """Return a numbered point; `dims` are names of sizes, or numbers; `kind` is its type."""
         shape, sizes = self.shape(dims, times) if dims is not None else ("", "")
         return Point(key=key, name=name or key, shape=shape, sizes=sizes, type=kind)
 
@@ -214,13 +213,11 @@ class _Bert:
         )
 
     def product(self, name: str, *factors: int) -> dict[str, Any]:
-        """Return the values of a number of fp32 elements: its factors, and its bytes."""
         size = bytes_text(prod(factors) * FP32.size_bytes)
         return {f"{name}_terms": " x ".join(map(str, factors)), f"{name}_size": size}
 
     @property
     def pairs(self) -> int:
-        """The number of tensors in a layer's cache."""
         config = self.config
         return 4 if config.is_decoder and config.add_cross_attention and self.head.takes_encoder else 2
 
@@ -295,7 +292,6 @@ class _Bert:
         return ["class", "order", "encoder" * (not self.config.is_decoder)], points, values
 
     def _caches(self) -> tuple[Any, ...]:
-        """Return where key and value of an attention come from, and the size of the cache."""
         of_encoder, states = ("batch", "heads", "encoder_seq", "head_size"), ("batch", "encoder_seq", "hidden_size")
         dims = {"cross_cached": of_encoder, "cross": of_encoder, "self_cached": self.keys, "self": self.keys}
         factors = (self.layers, self.pairs, *(self.values[name] for name in self.keys))
@@ -369,7 +365,6 @@ def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
 
 
 def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, layers: int) -> Iterator[Sum]:
-    """Yield each level by formula and as counted: unique parameters, forward FLOPs."""
     params = {row.name: row.distinct_params for row in counted.rows}
     flops = {row.path.removeprefix("bert."): row.forward.matmul_flops for row in worked.rows}
     whole = (counted.totals.distinct_params, worked.rows[0].forward.matmul_flops)
@@ -386,12 +381,3 @@ def _sums(steps: tuple[Step, ...], counted: CountReport, worked: FlopsReport, la
         if any(got[group]):
             terms.append(f"{copies} x {got[group][0]:,}" if copies > 1 else f"{got[group][0]:,}")
     yield replace(sum_of("total", steps, *whole), symbols=" + ".join(terms))
-
-
-def _questions(counted: CountReport, config: BertConfig) -> Iterator[Note]:
-    padding = "none" if config.pad_token_id is None else config.pad_token_id
-    totals = counted.totals
-    yield Note(key="layer_norm", values={"norm": 2 * config.hidden_size, "hidden": config.hidden_size})
-    yield Note(key="token_type")
-    yield Note(key="padding_idx", values={"padding": padding})
-    yield Note(key="totals", values={"distinct": totals.distinct_params, "layers": totals.layer_params})

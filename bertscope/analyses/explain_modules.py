@@ -119,7 +119,6 @@ _CONV1D = ModuleRule("conv1d", {"weight": "nx * nf", "bias": "nf"}, "2 * positio
 
 
 def _rule_of(module: nn.Module, tensors: Sequence[Held], run: Run) -> ModuleRule:
-    """Return the formulas of a module's class; those without formulas have only the key of their sentence."""
     rule = next((rule for kinds, rule in _RULES if isinstance(module, kinds)), None)
     if rule is not None:
         return rule
@@ -135,7 +134,6 @@ def _rule_of(module: nn.Module, tensors: Sequence[Held], run: Run) -> ModuleRule
 
 
 def _params(values: dict[str, object], rule: ModuleRule, tensors: Sequence[Held]) -> Formula | None:
-    """Return the formula of the module's own tensors: by its class, else the sizes of each."""
     terms = []
     for held in tensors:
         name = held.path.rpartition(".")[2]
@@ -179,11 +177,8 @@ def _attributes(module: nn.Module) -> dict[str, object]:
 
 
 def _flops(module: nn.Module, values: Mapping[str, object], rule: ModuleRule, run: Run) -> Formula:
-    """Return the FLOPs of the module's own matrix products: a formula if one gives their number, else as counted.
-
-    The number of keys of an attention is a length of one of its inputs; the width of all heads is the output's or
-    the width of one of its dense layers.
-    """
+    # The number of keys of an attention is a length of one of its inputs; the width of all heads is the output's or the
+    # width of one of its dense layers.
     shape = next(iter(run.inputs if rule.of_input else run.outputs), ())
     channels = values.get(rule.channels, shape[-1] if shape else 0)
     positions = prod(shape) // channels if isinstance(channels, int) and channels else 0
@@ -239,22 +234,17 @@ def explain_modules(
     )
 
 
-def _runs(recorded: Trace) -> dict[str, Run]:
-    flops, calls = Counter[str](), Counter(call.path for call in recorded.modules)
-    for (path, _, _), total in recorded.calls.items():
-        flops[path] += total.work.matmul_flops
-    shapes, runs = recorded.shapes(), {}
-    for path in dict.fromkeys((*shapes, *flops)):  # the root of TorchScript has no hooks, so no shapes
-        inputs, outputs = (tuple(item.shape for item in items) for items in shapes.get(path, ((), ())))
-        runs[path] = Run(inputs, outputs, flops[path], calls[path] or 1)
-    return runs
-
-
 class _ModuleWalk:
-    """The folded tree of a model with what was recorded of each module, its steps and their sums."""
-
     def __init__(self, model: nn.Module, recorded: Trace | None) -> None:
-        runs = {} if recorded is None else _runs(recorded)
+        runs: dict[str, Run] = {}
+        if recorded is not None:
+            flops, calls = Counter[str](), Counter(call.path for call in recorded.modules)
+            for (path, _, _), total in recorded.calls.items():
+                flops[path] += total.work.matmul_flops
+            shapes = recorded.shapes()
+            for path in dict.fromkeys((*shapes, *flops)):  # the root of TorchScript has no hooks, so no shapes
+                inputs, outputs = (tuple(item.shape for item in items) for items in shapes.get(path, ((), ())))
+                runs[path] = Run(inputs, outputs, flops[path], calls[path] or 1)
         self.model, self.recorded = model, recorded
         self.modules = dict(model.named_modules())
         self.order = {path: index for index, path in enumerate(runs)}
@@ -266,11 +256,8 @@ class _ModuleWalk:
         self.groups = {single: child for child in top.children for single in expand(child.path)}
 
     def find(self, path: str, prefix: str) -> Node:
-        """Return the folded node at a path, of one layer (`encoder.layer.1`) or of a range as reports write it.
-
-        The path may lack the names of wrappers, such as `base_model.model` of peft, and lack or have the `prefix` of a
-        model in a class with a head, such as `bert.`.
-        """
+        # The path may lack the names of wrappers, such as `base_model.model` of peft, and lack or have the `prefix` of
+        # a model in a class with a head, such as `bert.`.
         for name in (path, f"{self.top.path}.{path}", prefix + path, path.removeprefix(prefix)):
             single, several = self.plain.descend(name), self.root.descend(name)
             if path and (single or several):
@@ -349,7 +336,6 @@ def _dims(shape: tuple[int, ...]) -> Dims:
 
 
 def _written(steps: Sequence[Step]) -> str:
-    """Return the sum of the formulas with numbers, equal ones once: `3 x (1024 x 1024 + 1024)`."""
     terms = Counter(step.params.numbers for step in steps for _ in range(step.copies) if step.params)
     written = [f"{times} x ({term})" if times > 1 else f"({term})" for term, times in terms.items()]
     several = " + ".join(written) if len(written) <= _MOST_TERMS else ""

@@ -62,8 +62,6 @@ def diff(a: ModelSource | Checkpoint, b: ModelSource | Checkpoint, *, batch: int
 
 
 class _Side(NamedTuple):
-    """A model, or a checkpoint by its header."""
-
     subject: Subject
     totals: Totals
     fields: Sequence[str]  # the settings that are compared, in their order
@@ -93,7 +91,6 @@ def _of_model(source: ModelSource, batch: int, seq: int) -> _Side:
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> _Side:
-    """Return a side whose names are torch's without `bert.`; its settings are the format and the dtypes."""
     stored = sums(checkpoint)
     params, size = stored.distinct_params, stored.weight_bytes
     dtypes = ", ".join(f"{row.dtype} ({row.packing})" if row.packing else row.dtype for row in stored.dtypes)

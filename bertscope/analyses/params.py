@@ -154,7 +154,6 @@ def counts(
 
 
 def _sums(params: Sequence[Held], copies: int, layer_params: int) -> dict[str, Any]:
-    """Return what a row of `count` and one of `tree` say of the parameters of one copy."""
     each = sum(held.layer_numel for held in params)
     return {
         "copies": copies,
@@ -167,13 +166,10 @@ def _sums(params: Sequence[Held], copies: int, layer_params: int) -> dict[str, A
 
 
 class _Rows:
-    """A builder of rows with their shares of `layer_params`."""
-
     def __init__(self, layer_params: int, dtype: str | None) -> None:
         self.layer_params, self.dtype = layer_params, dtype
 
     def row(self, node: Node, held: Iterable[Held], copies: int, **fields: Any) -> CountRow:
-        """Return one row from one copy's tensors; `fields` are those that differ from the node's."""
         params = [item for item in held if item.is_parameter]
         paths = {item.path for item in params}
         tied = [item.tied_to for item in params if item.tied_to and item.tied_to not in paths]
@@ -190,11 +186,9 @@ class _Rows:
         return CountRow(**values | _sums(params, copies, self.layer_params) | fields)
 
     def by_group(self, root: Node) -> list[CountRow]:
-        """Return the rows of embeddings, encoder, pooler and head: the top modules, and for the body its children."""
         return [self.row(node, node.params, copies) for node, copies in _groups(root) if node.params]
 
     def by_layer(self, root: Node) -> list[CountRow]:
-        """Return the layers' rows; a layer range is one row with parts."""
         return [
             self.row(node, node.params, copies, name=_row_name(node),
                      parts=tuple(self._parts(node, copies)) if is_block else ())
@@ -221,7 +215,6 @@ class _Rows:
                 yield self.row(node, left * (within // block.copies), copies, name=name)
 
     def by_module(self, root: Node) -> list[CountRow]:
-        """Return a row for every module that holds parameters itself."""
         return [self.row(node, node.held, copies) for node, _, copies, _ in root.rows() if _holds_own(node)]
 
     def by_parameter(self, root: Node) -> list[CountRow]:
@@ -295,17 +288,13 @@ def tree(
         if depth is None or at <= depth:
             rows.append(
                 TreeRow(
-                    name=node.name,
-                    path=node.path,
-                    type=node.type,
+                    **{name: getattr(node, name) for name in ("name", "path", "type", "same_as", "kernel_size")},
                     depth=at,
                     depth_index=index,
                     is_last=is_last,
-                    same_as=node.same_as,
                     inputs=node.note[0],
                     outputs=node.note[1],
                     bytes=copies * sum(held.layer_numel * held.itemsize for held in node.params),
-                    kernel_size=node.kernel_size,
                     **_sums(node.params, copies, sums.layer_params),
                 )
             )

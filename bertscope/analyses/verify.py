@@ -129,7 +129,6 @@ def _wrapper(named: _Named, expected: "_ModelTensors") -> str:
 
 
 def _new_modules(expected: "_ModelTensors", findings: Iterable[VerifyRow]) -> list[str]:
-    """Return the modules of a head or pooler whose tensors are missing, if nothing else of the model is."""
     missing = [row.name for row in findings if row.status == "missing"]
     inside = [name for name in expected.state if name.startswith(f"{expected.prefix}.")]
     is_new = [(bool(inside) and name not in inside) or "pooler" in name for name in missing]
@@ -139,8 +138,6 @@ def _new_modules(expected: "_ModelTensors", findings: Iterable[VerifyRow]) -> li
 
 
 class _ModelTensors:
-    """The tensors of the model, and those found in the checkpoint."""
-
     def __init__(self, model: nn.Module, dtype: str | None) -> None:
         self.dtype = dtype
         self.found: dict[str, StoredTensor] = {}

@@ -536,7 +536,7 @@ def lengths(
     """Estimate the steps in an epoch with real sequence lengths, for each batching strategy.
 
     `lengths` are token counts, a file with them, or `normal:256,64,16,512` (mean, deviation, least, most); the
-    `field` in a JSONL, CSV or Parquet file may have texts for a `tokenizer`. `seq` cuts longer sequences. With
+    `field` in a JSONL or CSV file may have texts for a `tokenizer`. `seq` cuts longer sequences. With
     `seeds` simulate what torch reserves in 20 steps of random batches, for as many seeds. With
     `search` find the largest batches in a `budget` or on a `gpu`, also for each length. A module runs with
     `inputs`, or tensors with `input_size` and `dtypes`, whose first size is the batch and whose second is the length.

@@ -87,7 +87,21 @@ def read_gguf(file: OpenFile) -> StoredFile:
             alignment = decimal(value or "") or 0
     if not 0 < alignment <= 1 << 20:
         raise file.broken("general.alignment is no number of bytes")
-    entries = [_entry(file) for _ in range(tensors)]
+    entries = list[tuple[int, StoredTensor]]()
+    for _ in range(tensors):
+        name, dimensions = file.text(file.number(8)), file.number(4)
+        if dimensions > 8:  # GGML_MAX_DIMS is 4
+            raise file.broken(f"tensor {name[:60]!r} has {dimensions:,} dimensions")
+        shape = [file.number(8) for _ in range(dimensions)]  # the innermost first
+        kind = file.number(4)
+        if kind not in TYPES:
+            raise file.broken(f"tensor {name[:60]!r} has the unknown type {kind:,}")
+        dtype, elements, size = TYPES[kind]
+        if shape and shape[0] % elements:
+            raise file.broken(f"tensor {name[:60]!r} has rows of {shape[0]:,}, and {dtype} has blocks of {elements}")
+        stored_bytes, packing = math.prod(shape) // elements * size, "GGUF" if elements > 1 else None
+        tensor = file.tensor(name, dtype, reversed(shape), stored_bytes, packing=packing)
+        entries.append((file.number(8), tensor))
     header = file.stream.tell()
     start = math.ceil(header / alignment) * alignment
     placed = [Placed(start + offset, start + offset + tensor.bytes, tensor) for offset, tensor in entries]
@@ -102,25 +116,7 @@ def read_gguf(file: OpenFile) -> StoredFile:
                        metadata=metadata)  # fmt: skip
 
 
-def _entry(file: OpenFile) -> tuple[int, StoredTensor]:
-    """Return the next tensor's offset, and the tensor; GGUF has its innermost dimension first."""
-    name, dimensions = file.text(file.number(8)), file.number(4)
-    if dimensions > 8:  # GGML_MAX_DIMS is 4
-        raise file.broken(f"tensor {name[:60]!r} has {dimensions:,} dimensions")
-    shape = [file.number(8) for _ in range(dimensions)]
-    kind = file.number(4)
-    if kind not in TYPES:
-        raise file.broken(f"tensor {name[:60]!r} has the unknown type {kind:,}")
-    dtype, elements, size = TYPES[kind]
-    if shape and shape[0] % elements:
-        raise file.broken(f"tensor {name[:60]!r} has rows of {shape[0]:,}, and {dtype} has blocks of {elements}")
-    blocks = math.prod(shape) // elements
-    tensor = file.tensor(name, dtype, reversed(shape), blocks * size, packing="GGUF" if elements > 1 else None)
-    return file.number(8), tensor
-
-
 def _value(file: OpenFile, kind: int, depth: int) -> str | None:
-    """Return the next value as text; skip an array and return None."""
     if kind == _TEXT:
         count = file.number(8)
         if count <= 200:

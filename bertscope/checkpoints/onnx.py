@@ -84,10 +84,8 @@ class _Reader:
         self.ranges: dict[str, set[tuple[int, int]]] = {}  # that tensors have in them
 
     def tensors(self, message: str, end: int, depth: int, name: str = "") -> Iterator[StoredTensor]:
-        """Yield the tensors in a message: initializers, and a `Constant` node's under the node's output.
-
-        A constant with one element is a number in a formula, not a weight.
-        """
+        # Initializers, and a `Constant` node's tensor under the node's output; one with one element is a number in a
+        # formula.
         if depth > _MAX_DEPTH:
             raise self.file.broken("graphs in graphs, nested too deeply")
         for number, kind, length in fields(self.file, end):
@@ -104,7 +102,6 @@ class _Reader:
                 yield from self.tensors(inner, after, depth + 1, name)
 
     def tensor(self, end: int, node: str | None) -> Iterator[StoredTensor]:
-        """Yield the tensor in a TensorProto; raise SourceError unless its bytes fit its shape."""
         file, dtype, name, is_external = self.file, 0, "", False
         shape, sizes, external = list[int](), dict[int, int](), dict[str, str]()
         for number, kind, value in fields(file, end):
@@ -144,7 +141,6 @@ class _Reader:
         yield replace(result, bytes=stored)
 
     def outside(self, tensor: StoredTensor, entries: dict[str, str], needed: int) -> StoredTensor:
-        """Return a tensor whose bytes are in another file; raise SourceError unless it lies in the model's folder."""
         name, numbers = entries.get("location", ""), (entries.get("offset", "0"), entries.get("length", str(needed)))
         begin, length = (decimal(text, 19) for text in numbers)
         if begin is None or length is None:
@@ -175,7 +171,6 @@ def _entry(file: OpenFile, end: int) -> tuple[str, str]:
 
 
 def _external_size(file: OpenFile, name: str) -> int:
-    """Return a regular file's size below the model's folder, or next to the file that the model links to."""
     location, folder = PurePosixPath(name), file.path.parent
     if not name or "\0" in name or "\\" in name or location.is_absolute() or ".." in location.parts:
         raise file.broken(f"the external data {name[:60]!r} is outside of the model's folder")

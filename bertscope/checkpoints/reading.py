@@ -1,49 +1,26 @@
 """The entry point for checkpoints in every format: a file, shards with an index, or a folder.
 
-Trainers and sentence-transformers write special folders: DeepSpeed's ZeRO, FSDP's `.distcp` files,
-`modules.json`. Sources: `deepspeed/runtime/engine.py` and `utils/zero_to_fp32.py` of DeepSpeed 0.19; `metadata.py` in
-`torch.distributed.checkpoint` of torch 2.13; `SentenceTransformer.save` of sentence-transformers 6.
+sentence-transformers writes a `modules.json`; source: `SentenceTransformer.save` of sentence-transformers 6.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from bertscope import __version__
 from bertscope.checkpoints import INDEX, LEGACY, SUFFIXES, has_modules, refused, weights_in
-from bertscope.checkpoints.files import (
-    ITEM_BYTES,
-    Budget,
-    OpenFile,
-    StoredFile,
-    is_plain,
-    is_size,
-    json_in,
-    opened,
-    use_of,
-)
+from bertscope.checkpoints.files import Budget, StoredFile, is_plain, json_in, opened
 from bertscope.checkpoints.gguf import read_gguf, splits
 from bertscope.checkpoints.onnx import read_onnx
 from bertscope.checkpoints.packing import unpacked, unread
 from bertscope.checkpoints.safetensors import read_safetensors
-from bertscope.checkpoints.torch_files import (
-    MAX_PICKLE_BYTES,
-    Global,
-    Opaque,
-    PickledDict,
-    Tensor,
-    described_in,
-    read_legacy,
-    read_zip,
-    top_level,
-)
+from bertscope.checkpoints.torch_files import read_distcp, read_legacy, read_zero, read_zip, zero_states
 from bertscope.errors import SelectionError, SourceError
-from bertscope.reports.checkpoint import CheckpointReport, DtypeRow, FilePart, Stored, StoredRow, StoredTensor
+from bertscope.reports.checkpoint import CheckpointReport, DtypeRow, Stored, StoredRow, StoredTensor
 from bertscope.reports.layer_ranges import collapse, in_order
 
 MAX_INDEX_BYTES = 16 << 20
@@ -81,7 +58,6 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def _read(path: Path, budget: Budget) -> Checkpoint:
-    """Read the checkpoint in a file or a folder, without other sentence-transformers modules."""
     file = weights_in(path) or path
     file = zero_states(file.parent) or file if file.name == "latest" else file
     if not file.exists() and (index := file.with_name(f"{file.name}.index")).exists():
@@ -92,7 +68,6 @@ def _read(path: Path, budget: Budget) -> Checkpoint:
 
 
 def _joined(name: str, path: Path, shards: Iterable[StoredFile], **fields: Any) -> Checkpoint:
-    """Return all files' contents; a quantized weight is one tensor."""
     files = list(shards)
     values = {name: value for file in files for name, value in file.values.items()}
     parts = tuple(part for file in files for part in file.parts)
@@ -104,17 +79,12 @@ def _joined(name: str, path: Path, shards: Iterable[StoredFile], **fields: Any) 
         "tensors": tuple(tensor for file in files for tensor in file.tensors),
     } | fields  # fmt: skip
     whole["tensors"] = tensors = unpacked(whole["tensors"], values, files[0].format)
-    return Checkpoint(**whole, unknown_packing=unread(tensors, _method(path if path.is_dir() else path.parent)))
-
-
-def _method(folder: Path) -> str:
-    """Return the quantization method in a folder's configuration; empty without one."""
-    path = folder / "config.json"
+    config, method = (path if path.is_dir() else path.parent) / "config.json", ""
     with suppress(SourceError):
-        _, config = json_in(path, Budget(path), MAX_INDEX_BYTES)
-        settings = config.get("quantization_config") if isinstance(config, dict) else None
-        return str(settings.get("quant_method", "")) if isinstance(settings, dict) else ""
-    return ""
+        _, members = json_in(config, Budget(config), MAX_INDEX_BYTES)
+        settings = members.get("quantization_config") if isinstance(members, dict) else None
+        method = str(settings.get("quant_method", "")) if isinstance(settings, dict) else ""
+    return Checkpoint(**whole, unknown_packing=unread(tensors, method))
 
 
 def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
@@ -157,21 +127,15 @@ def _read_file(path: Path, budget: Budget) -> StoredFile:
         if path.suffix == ".onnx":
             return read_onnx(file)
         if start[8:9] != b"{":
-            _refuse_foreign(file, start)
+            if foreign := next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), ""):
+                raise file.broken(f"{foreign}; a checkpoint is .safetensors or what torch.save writes")
+            if path.suffix != ".safetensors":
+                empty = "" if start else ": the file is empty"
+                raise file.broken(f"neither safetensors nor what torch.save writes{empty}")
         return read_safetensors(file)
 
 
-def _refuse_foreign(file: OpenFile, start: bytes) -> None:
-    for magic, what in _FOREIGN.items():
-        if start.startswith(magic):
-            raise file.broken(f"{what}; a checkpoint is .safetensors or what torch.save writes")
-    if file.path.suffix != ".safetensors":
-        empty = "" if start else ": the file is empty"
-        raise file.broken(f"neither safetensors nor what torch.save writes{empty}")
-
-
 def _sharded(path: Path, budget: Budget) -> Checkpoint:
-    """Read all shards in an index; raise SourceError unless each tensor is in the shard that the index names."""
     index, names = json_in(path, budget, MAX_INDEX_BYTES, "the index")
     places = names.get("weight_map") if isinstance(names, dict) else None
     if not isinstance(places, dict) or not places:
@@ -252,10 +216,9 @@ def sums(checkpoint: Checkpoint) -> Stored:
         )
         for (dtype, packing), members in sorted(groups.items())
     )  # fmt: skip
+    equal = ("name", "format", "files", "parts", "metadata", "problems", "unknown_packing")
     return Stored(
-        name=checkpoint.name,
-        format=checkpoint.format,
-        files=checkpoint.files,
+        **{name: getattr(checkpoint, name) for name in equal},
         tensors=sum(tensor.tensors for tensor in checkpoint.tensors),
         stored_params=sum(tensor.params for tensor in checkpoint.tensors),
         distinct_params=sum(tensor.params for tensor in distinct),
@@ -264,10 +227,6 @@ def sums(checkpoint: Checkpoint) -> Stored:
         tensor_bytes=sum(part.bytes for part in checkpoint.parts if part.what == "tensors"),
         file_bytes=sum(part.bytes for part in checkpoint.parts),
         dtypes=tuple(dtypes),
-        parts=checkpoint.parts,
-        metadata=checkpoint.metadata,
-        problems=checkpoint.problems,
-        unknown_packing=checkpoint.unknown_packing,
     )
 
 
@@ -288,99 +247,6 @@ def _row(name: str, tensors: list[StoredTensor]) -> StoredRow:
 MODULES = "modules.json"
 MAX_MODULES = 100
 _MAX_TEXT_BYTES = 1 << 20  # of modules.json, and of the configuration of a Router
-_SHAPES = ("param_shapes", "frozen_param_shapes")
-_RANK = re.compile(r"(mp_rank_[0-9]+)_model_states\.pt$")
-
-
-def read_distcp(file: OpenFile) -> StoredFile:
-    """Return the tensors in an open `.metadata` of torch.distributed.checkpoint, without optimizer state."""
-    metadata = described_in(file, BytesIO(file.whole(MAX_PICKLE_BYTES)))
-    if not isinstance(metadata, Opaque) or metadata.function.name != "Metadata":
-        raise file.broken("not the metadata of torch.distributed.checkpoint")
-    entries, places = metadata.get("state_dict_metadata"), metadata.get("storage_data")
-    if not isinstance(entries, PickledDict) or not isinstance(places, PickledDict):
-        raise file.broken("metadata without tensors, or without their files")
-    used = _distcp_files(file, places)
-    first = next(iter(used), file.path.name)
-    tensors = [_distcp_tensor(file, name, entry, first) for name, entry in entries.items()
-               if isinstance(entry, Opaque) and entry.function.name == "TensorStorageMetadata"]  # fmt: skip
-    tensors = [tensor for tensor in tensors if use_of(tensor.name) == "tensors"]  # not of an optimizer
-    if not tensors:
-        raise file.broken("metadata without a tensor of a model")
-    return file.stored("distcp", tensors, {"header": file.size}, used)
-
-
-def _distcp_tensor(file: OpenFile, name: str, entry: Opaque, stored_in: str) -> StoredTensor:
-    shape, properties = entry.get("size"), entry.get("properties")
-    state = properties.state if isinstance(properties, Opaque) else None
-    dtypes = [state.get("dtype")] if isinstance(state, PickledDict) else state
-    dtype = dtypes[0] if isinstance(dtypes, (list, tuple)) and dtypes else None
-    if not isinstance(shape, tuple) or not isinstance(dtype, Global) or dtype.name not in ITEM_BYTES:
-        raise file.broken(f"tensor {str(name)[:60]!r} has no shape or dtype")
-    return file.tensor(str(name), dtype.name, shape, file=stored_in)
-
-
-def _distcp_files(file: OpenFile, places: PickledDict) -> dict[str, Counter[str]]:
-    """Return each file's bytes by use; a position is a file, an offset and a length."""
-    used: dict[str, Counter[str]] = {}
-    for key, position in places.later:
-        record = position if isinstance(position, Opaque) else Opaque(Global("", ""), ())
-        name, length = record.get("relative_path"), record.get("length")
-        if not is_plain(name) or not is_size(length):
-            raise file.broken("a record that is not in a file of the folder")
-        used.setdefault(str(name), Counter())[use_of(str(key.get("fqn")))] += length
-    return used
-
-
-# ---- DeepSpeed ----
-
-
-def zero_states(folder: Path) -> Path | None:
-    """Return the file with the model's states in a DeepSpeed folder, or in the folder that its file `latest` names."""
-    latest = folder / "latest"
-    if latest.is_file() and latest.stat().st_size <= 256:
-        name = latest.read_text(errors="replace").strip()
-        folder = folder / name if is_plain(name) else folder
-    names = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def read_zero(file: OpenFile) -> StoredFile:
-    """Return the tensors that DeepSpeed trained: stored as they are, or by their shapes (ZeRO-3)."""
-    top = top_level(file)
-    module = top.get("module") if isinstance(top, PickledDict) else None
-    if not isinstance(module, PickledDict):
-        raise file.broken("not the states of a model that DeepSpeed writes")
-    ranks = {name[1] for path in file.path.parent.iterdir() if (name := _RANK.search(path.name))}
-    if len(ranks) > 1:
-        shown = ", ".join(sorted(ranks)[:4])
-        raise file.broken(
-            f"a tensor-parallel part of a model in {len(ranks)} ({shown}); merge them and count the result"
-        )
-    groups = [group for field in _SHAPES for group in _listed(top.get(field)) if isinstance(group, PickledDict)]
-    shapes = {str(name): shape for group in groups for name, shape in group.items() if isinstance(shape, tuple)}
-    parts = [FilePart(file=path.name, what=_use(path), bytes=path.stat().st_size)
-             for path in sorted(file.path.parent.iterdir()) if _use(path)]  # fmt: skip
-    stored = {name: value for name, value in module.items() if isinstance(value, Tensor)}
-    if not shapes or any(value.shape == shapes.get(name) for name, value in stored.items()):
-        file.stream.seek(0)
-        states = read_zip(file)
-        further = [part for part in parts if part.file != file.path.name]
-        return replace(states, format="deepspeed", parts=(*states.parts, *further))
-    names = [name for name in _listed(top.get("buffer_names")) if isinstance(name, str)]
-    rows = [(name, "float32", shape) for name, shape in shapes.items()]  # the copies of the optimizer
-    rows += [(name, stored[name].dtype, stored[name].shape) for name in names if name in stored]
-    tensors = tuple(file.tensor(*row) for row in rows)
-    return StoredFile(format="deepspeed ZeRO-3", tensors=tensors, parts=tuple(parts))
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _use(path: Path) -> str:
-    uses = {"model_states.pt": "model states", "optim_states.pt": "optimizer state"}
-    return next((use for end, use in uses.items() if path.name.endswith(end) and path.is_file()), "")
 
 
 # ---- sentence-transformers ----
@@ -402,7 +268,6 @@ def modules_of(folder: Path, budget: Budget) -> Iterator[tuple[str, Path, str]]:
 
 
 def _routes(folder: Path, budget: Budget) -> dict[str, str]:
-    """Return a Router's module folders, each with its class."""
     file, config = json_in(folder / "router_config.json", budget, _MAX_TEXT_BYTES)
     types = config.get("types") if isinstance(config, dict) else None
     if not isinstance(types, dict) or len(types) > MAX_MODULES or not all(map(is_plain, types)):

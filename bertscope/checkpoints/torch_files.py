@@ -4,14 +4,16 @@ import math
 import pickletools
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
-from bertscope.checkpoints.files import ITEM_BYTES, Budget, OpenFile, StoredFile, is_size
+from bertscope.checkpoints.files import ITEM_BYTES, Budget, OpenFile, StoredFile, is_plain, is_size, use_of
 from bertscope.checkpoints.packing import describes
-from bertscope.reports.checkpoint import StoredTensor
+from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 _REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
 _REBUILD_PARAMETER = ("_rebuild_parameter", "_rebuild_parameter_with_state")
@@ -161,7 +163,6 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self, name: str, argument: Any) -> None:
-        """Run an instruction, the frequent ones first; raise BadPickle for one that no state dict needs."""
         stack = self.stack
         match name:
             case _ if name in _VALUES:
@@ -200,11 +201,15 @@ class _Machine:
             case "SETITEMS":
                 self.set(self.items())
             case "APPEND":
-                self.extend([stack.pop()])
+                item = stack.pop()
+                self.top(list).append(item)
             case "APPENDS" | "ADDITEMS":
-                self.extend(self.items())
-            case "BUILD":
-                self.build()
+                items = self.items()
+                self.top(list).extend(items)
+            case "BUILD":  # a state dict's attributes are its metadata
+                state = stack.pop()
+                if isinstance(target := self.top(PickledDict), Opaque):
+                    target.state = state
             case "PROTO" | "FRAME" | "STOP":  # neither a frame's length nor the end is needed
                 pass
             case _:
@@ -224,7 +229,6 @@ class _Machine:
         return stored
 
     def items(self) -> list[Any]:
-        """Pop the values above the last mark, and the mark."""
         start = len(self.stack) - 1
         while self.stack[start] is not _MARK:
             start -= 1
@@ -241,11 +245,7 @@ class _Machine:
         del self.stack[-count:]
         return items
 
-    def extend(self, items: list[Any]) -> None:
-        self.top(list).extend(items)
-
     def set(self, items: list[Any]) -> None:
-        """Put keys and values into the table on top; an object's are passed over."""
         table = self.top(PickledDict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             if isinstance(table, Opaque):
@@ -260,7 +260,6 @@ class _Machine:
                 raise BadPickle(f"a key that is a {type(key).__name__}")
 
     def top(self, kind: type) -> Any:
-        """Return the value on top; raise BadPickle for another kind."""
         if not isinstance(self.stack[-1], (kind, Opaque)):
             raise BadPickle(f"an instruction for a {kind.__name__.lower()} on a {type(self.stack[-1]).__name__}")
         return self.stack[-1]
@@ -272,31 +271,6 @@ class _Machine:
         self.budget.spend("copied elements", sum(len(item) for item in arguments if isinstance(item, (list, tuple))))
         return called(function, arguments)
 
-    def build(self) -> None:
-        """Give an object its attributes; a state dict's are its metadata."""
-        state = self.stack.pop()
-        if isinstance(target := self.top(PickledDict), Opaque):
-            target.state = state
-
-
-def described(file: BytesIO, budget: Budget, storages: dict[str, Storage] | None = None) -> Any:
-    """Return the next pickle in the file as plain values, Tables and Tensors; raises BadPickle.
-
-    All storages that it names are added to `storages`.
-    """
-    machine, count = _Machine(budget, storages), 0
-    try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
-            if count > MAX_INSTRUCTIONS:
-                raise BadPickle(f"more than {MAX_INSTRUCTIONS:,} instructions")
-            if opcode.name == "PROTO" and (argument or 0) > 5:
-                raise BadPickle(f"pickle protocol {argument}")
-            machine.run(opcode.name, argument)
-        budget.spend("instructions", count)
-        return machine.stack.pop()
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise BadPickle(f"not the pickle of a state dict ({type(error).__name__}: {str(error)[:80]})") from None
-
 
 MAX_PICKLE_BYTES = 8 << 20
 MAX_DIRECTORY_BYTES = 16 << 20  # of the zip's directory; an entry takes about 80 bytes
@@ -304,13 +278,7 @@ _MOST_DEPTH = 8  # of a table in a pickle
 _OPTIMIZER = re.compile(r"(?:^|[._])opt", re.IGNORECASE)  # a key with its state
 
 
-def top_level(file: OpenFile) -> Any:
-    """Return the value that `torch.save` wrote as a zip, such as what a trainer saves."""
-    return described_in(file, BytesIO(_pickled(file)[1]))
-
-
 def _pickled(file: OpenFile) -> tuple[str, bytes, dict[str, zipfile.ZipInfo]]:
-    """Return the folder in a zip, its pickle, and all its entries."""
     _refuse_large_directories(file)
     with zipfile.ZipFile(file.stream) as archive:
         entries = {info.filename: info for info in archive.infolist()}
@@ -327,7 +295,7 @@ def _pickled(file: OpenFile) -> tuple[str, bytes, dict[str, zipfile.ZipInfo]]:
 def read_zip(file: OpenFile) -> StoredFile:
     """Return the tensors in an open zip that `torch.save` wrote; raise SourceError for any other zip."""
     folder, raw, entries = _pickled(file)
-    tensors, storages, left_out = _tensors(file, BytesIO(raw))
+    tensors, storages, metadata = _tensors(file, BytesIO(raw))
     for storage in storages.values():
         record = entries.get(f"{folder}data/{storage.key}")
         if record is None or record.file_size != storage.bytes or record.compress_size != storage.bytes:
@@ -346,7 +314,7 @@ def read_zip(file: OpenFile) -> StoredFile:
         values = {row.name: _record(file, archive, entries[f"{folder}data/{tensor.storage.key}"])
                   for row, tensor in tensors if describes(row) and tensor.storage.bytes == row.bytes}  # fmt: skip
     return file.stored("pytorch", [row for row, _ in tensors], parts, rest="zip structure and alignment", values=values,
-                       metadata={"left out": left_out} if left_out else {})  # fmt: skip
+                       metadata=metadata)  # fmt: skip
 
 
 def read_legacy(file: OpenFile) -> StoredFile:
@@ -354,7 +322,7 @@ def read_legacy(file: OpenFile) -> StoredFile:
     start = BytesIO(file.stream.read(MAX_PICKLE_BYTES))
     for _ in range(3):
         described_in(file, start)
-    tensors, storages, left_out = _tensors(file, start)
+    tensors, storages, metadata = _tensors(file, start)
     keys = described_in(file, start)
     is_list_of_names = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not is_list_of_names or sorted(keys) != sorted(storages):
@@ -371,22 +339,35 @@ def read_legacy(file: OpenFile) -> StoredFile:
     parts = {"pickles": pickles, "storage lengths": 8 * len(keys),
              "tensors": sum(storage.bytes for storage in storages.values())}  # fmt: skip
     return file.stored("pytorch", [row for row, _ in tensors], parts, rest="after the end",
-                       metadata={"left out": left_out} if left_out else {})  # fmt: skip
+                       metadata=metadata)  # fmt: skip
 
 
 def described_in(file: OpenFile, pickle: BytesIO, storages: dict[str, Storage] | None = None) -> Any:
-    """Return a file's next pickle as plain values; raise SourceError for what weights do not need."""
-    try:
-        return described(pickle, file.budget, storages)
-    except BadPickle as error:
-        raise file.broken(f"refused: {error}; weights are what torch.save(model.state_dict(), ...) writes") from None
+    """Return a file's next pickle as plain values, tables and Tensors; raise SourceError for what weights do not need.
 
-
-def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, Tensor]], dict[str, Storage], str]:
-    """Return the weights in the pickle, all its storages, and what is left out next to the weights.
-
-    The weights are the largest table with tensors, wherever it is, and other modules' weights.
+    All storages that it names are added to `storages`.
     """
+    machine, count = _Machine(file.budget, storages), 0
+    try:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
+            if count > MAX_INSTRUCTIONS:
+                raise BadPickle(f"more than {MAX_INSTRUCTIONS:,} instructions")
+            if opcode.name == "PROTO" and (argument or 0) > 5:
+                raise BadPickle(f"pickle protocol {argument}")
+            machine.run(opcode.name, argument)
+        file.budget.spend("instructions", count)
+        return machine.stack.pop()
+    except BadPickle as error:
+        what = str(error)
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        what = f"not the pickle of a state dict ({type(error).__name__}: {str(error)[:80]})"
+    raise file.broken(f"refused: {what}; weights are what torch.save(model.state_dict(), ...) writes")
+
+
+def _tensors(
+    file: OpenFile, pickle: BytesIO
+) -> tuple[list[tuple[StoredTensor, Tensor]], dict[str, Storage], dict[str, str]]:
+    # The weights are the largest table with tensors, wherever it is, and other modules' weights.
     storages: dict[str, Storage] = {}
     top = described_in(file, pickle, storages)
     tables = {path: table for path, table in _tables(top).items() if not _OPTIMIZER.search(path)}
@@ -415,14 +396,12 @@ def _tensors(file: OpenFile, pickle: BytesIO) -> tuple[list[tuple[StoredTensor, 
             first = first_names.setdefault((value.storage.key, value.offset, value.shape, value.stride), front + name)
             shares = None if first == front + name else first
             rows.append((file.tensor(front + name, value.dtype, value.shape, shares=shares), value))
-    return rows, storages, ", ".join(dict.fromkeys(_left_out(top, networks)))
+    left_out = ", ".join(dict.fromkeys(_left_out(top, networks)))
+    return rows, storages, {"left out": left_out} if left_out else {}
 
 
 def _tables(top: Any) -> dict[str, dict[str, Tensor]]:
-    """Return each dictionary's tensors, also in its lists, by its dotted path.
-
-    A dictionary with several paths has the first.
-    """
+    # The tensors of each dictionary, also in its lists, by its dotted path, the first of several.
     tables = dict[str, dict[str, Tensor]]()
     for path, value, items in _containers(top):
         tensors: dict[str, Tensor] = {}
@@ -439,10 +418,7 @@ def _tables(top: Any) -> dict[str, dict[str, Tensor]]:
 
 
 def _containers(top: Any) -> Iterator[tuple[str, Any, list[tuple[Any, Any]]]]:
-    """Yield each dictionary and list once, at most 8 below the top, with its dotted path and its items.
-
-    A list with tensors belongs to the dictionary around it.
-    """
+    # Each dictionary and list once, at most 8 below the top; a list with tensors belongs to the dictionary around it.
     waiting, seen = [("", top, 0)], set[int]()
     while waiting:
         path, value, depth = waiting.pop(0)
@@ -464,22 +440,19 @@ def _is_array(value: Any) -> bool:
     return name == "_reconstruct" and value.function.module.startswith("numpy")
 
 
-def _left_out(top: Any, networks: list[str], path: str = "") -> Iterator[str]:
+def _left_out(top: Any, networks: list[str]) -> Iterator[str]:
     """Yield the keys next to the weights, and in them the NumPy arrays' keys."""
-    items = top.items() if isinstance(top, PickledDict) else enumerate(top) if isinstance(top, (list, tuple)) else ()
-    for key, value in items:
-        name = f"{path}.{key}" if path else str(key)
-        is_weights = path in networks
-        if name in networks or any(network.startswith(f"{name}.") for network in networks):
-            yield from _left_out(value, networks, name)
-        elif _is_array(value):
-            yield f"{name[:60]} (NumPy array)"
-        elif not is_weights or isinstance(value, PickledDict):
-            yield name[:60]
+    for path, _, items in _containers(top):
+        for name, value in ((f"{path}.{key}" if path else str(key), value) for key, value in items):
+            is_way = any(f"{network}.".startswith(f"{name}.") for network in networks)
+            is_beside = not path or any(f"{network}.".startswith(f"{path}.") for network in networks)
+            if is_beside and not is_way and _is_array(value):
+                yield f"{name[:60]} (NumPy array)"
+            elif is_beside and not is_way and (path not in networks or isinstance(value, PickledDict)):
+                yield name[:60]
 
 
 def _record(file: OpenFile, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Return a record within a limit, without trusting the directory's size."""
     if info.file_size > MAX_PICKLE_BYTES:
         raise file.broken(f"a pickle of {info.file_size:,} bytes; at most {MAX_PICKLE_BYTES:,} are read")
     if info.compress_type != zipfile.ZIP_STORED:
@@ -506,3 +479,91 @@ def _refuse_large_directories(file: OpenFile) -> None:
     if directory > MAX_DIRECTORY_BYTES:
         raise file.broken(f"a zip with a directory of {directory:,} bytes; at most {MAX_DIRECTORY_BYTES:,} are read")
     file.stream.seek(0)
+
+
+# ---- folders of trainers: FSDP's `.distcp` files, and DeepSpeed's ZeRO ----
+# Sources: `metadata.py` in `torch.distributed.checkpoint` of torch 2.13; `deepspeed/runtime/engine.py` and
+# `utils/zero_to_fp32.py` of DeepSpeed 0.19.
+
+_SHAPES = ("param_shapes", "frozen_param_shapes")
+_RANK = re.compile(r"(mp_rank_[0-9]+)_model_states\.pt$")
+
+
+def read_distcp(file: OpenFile) -> StoredFile:
+    """Return the tensors in an open `.metadata` of torch.distributed.checkpoint, without optimizer state."""
+    metadata = described_in(file, BytesIO(file.whole(MAX_PICKLE_BYTES)))
+    if not isinstance(metadata, Opaque) or metadata.function.name != "Metadata":
+        raise file.broken("not the metadata of torch.distributed.checkpoint")
+    entries, places = metadata.get("state_dict_metadata"), metadata.get("storage_data")
+    if not isinstance(entries, PickledDict) or not isinstance(places, PickledDict):
+        raise file.broken("metadata without tensors, or without their files")
+    used: dict[str, Counter[str]] = {}  # the bytes of each file by use; a position is a file, an offset and a length
+    for key, position in places.later:
+        record = position if isinstance(position, Opaque) else Opaque(Global("", ""), ())
+        name, length = record.get("relative_path"), record.get("length")
+        if not is_plain(name) or not is_size(length):
+            raise file.broken("a record that is not in a file of the folder")
+        used.setdefault(str(name), Counter())[use_of(str(key.get("fqn")))] += length
+    first, tensors = next(iter(used), file.path.name), list[StoredTensor]()
+    for name, entry in entries.items():
+        if not isinstance(entry, Opaque) or entry.function.name != "TensorStorageMetadata":
+            continue
+        shape, properties = entry.get("size"), entry.get("properties")
+        state = properties.state if isinstance(properties, Opaque) else None
+        dtypes = [state.get("dtype")] if isinstance(state, PickledDict) else state
+        dtype = dtypes[0] if isinstance(dtypes, (list, tuple)) and dtypes else None
+        if not isinstance(shape, tuple) or not isinstance(dtype, Global) or dtype.name not in ITEM_BYTES:
+            raise file.broken(f"tensor {str(name)[:60]!r} has no shape or dtype")
+        if use_of(str(name)) == "tensors":  # not of an optimizer
+            tensors.append(file.tensor(str(name), dtype.name, shape, file=first))
+    if not tensors:
+        raise file.broken("metadata without a tensor of a model")
+    return file.stored("distcp", tensors, {"header": file.size}, used)
+
+
+def zero_states(folder: Path) -> Path | None:
+    """Return the file with the model's states in a DeepSpeed folder, or in the folder that its file `latest` names."""
+    latest = folder / "latest"
+    if latest.is_file() and latest.stat().st_size <= 256:
+        name = latest.read_text(errors="replace").strip()
+        folder = folder / name if is_plain(name) else folder
+    names = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def read_zero(file: OpenFile) -> StoredFile:
+    """Return the tensors that DeepSpeed trained: stored as they are, or by their shapes (ZeRO-3)."""
+    top = described_in(file, BytesIO(_pickled(file)[1]))
+    module = top.get("module") if isinstance(top, PickledDict) else None
+    if not isinstance(module, PickledDict):
+        raise file.broken("not the states of a model that DeepSpeed writes")
+    ranks = {name[1] for path in file.path.parent.iterdir() if (name := _RANK.search(path.name))}
+    if len(ranks) > 1:
+        shown = ", ".join(sorted(ranks)[:4])
+        raise file.broken(
+            f"a tensor-parallel part of a model in {len(ranks)} ({shown}); merge them and count the result"
+        )
+    groups = [group for field in _SHAPES for group in _listed(top.get(field)) if isinstance(group, PickledDict)]
+    shapes = {str(name): shape for group in groups for name, shape in group.items() if isinstance(shape, tuple)}
+    parts = [FilePart(file=path.name, what=_use(path), bytes=path.stat().st_size)
+             for path in sorted(file.path.parent.iterdir()) if _use(path)]  # fmt: skip
+    stored = {name: value for name, value in module.items() if isinstance(value, Tensor)}
+    if not shapes or any(value.shape == shapes.get(name) for name, value in stored.items()):
+        file.stream.seek(0)
+        states = read_zip(file)
+        further = [part for part in parts if part.file != file.path.name]
+        return replace(states, format="deepspeed", parts=(*states.parts, *further))
+    names = [name for name in _listed(top.get("buffer_names")) if isinstance(name, str)]
+    rows = [(name, "float32", shape) for name, shape in shapes.items()]  # the copies of the optimizer
+    rows += [(name, stored[name].dtype, stored[name].shape) for name in names if name in stored]
+    tensors = tuple(file.tensor(*row) for row in rows)
+    return StoredFile(format="deepspeed ZeRO-3", tensors=tensors, parts=tuple(parts))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _use(path: Path) -> str:
+    uses = {"model_states.pt": "model states", "optim_states.pt": "optimizer state"}
+    return next((use for end, use in uses.items() if path.name.endswith(end) and path.is_file()), "")

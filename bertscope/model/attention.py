@@ -28,6 +28,8 @@ class BertSelfAttention(nn.Module):
     2020, method 4 (`relative_key_query`).
     """
 
+    is_fused = False
+
     def __init__(self, config: BertConfig, position_embedding_type: str | None = None, pruned: int = 0) -> None:
         super().__init__()
         self.num_attention_heads = config.num_attention_heads - pruned
@@ -85,7 +87,6 @@ class BertSelfAttention(nn.Module):
         return context.transpose(1, 2).reshape(batch, length, heads * size)
 
     def _key_value(self, hidden: Tensor, encoder_hidden: Tensor | None, past: KeyValue | None) -> KeyValue:
-        """Return keys and values, for self- or cross-attention, with or without a cache."""
         if encoder_hidden is not None and past is not None:
             return past
         source = hidden if encoder_hidden is None else encoder_hidden
@@ -104,7 +105,21 @@ class BertSelfAttention(nn.Module):
         is_causal: bool,
         output_attentions: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the context (B, S, H) and probabilities (B, N, S, T); `mask` includes the causal part."""
+        """Return the context (B, S, H) and probabilities (B, N, S, T), which the fused kernel does not have.
+
+        `mask` includes the causal part. The fused kernel falls back to the separate steps for unsupported inputs.
+        """
+        if self.is_fused:
+            obstacle = "a head mask" if head_mask is not None else "output_attentions" if output_attentions else ""
+            if self.position_embedding_type != "absolute":
+                obstacle = f"position_embedding_type {self.position_embedding_type}"
+            if not obstacle:
+                rate = self.dropout.p if self.training else 0.0
+                context = functional.scaled_dot_product_attention(
+                    query, key, value, attn_mask=mask, dropout_p=rate, is_causal=is_causal and mask is None
+                )
+                return self.merge_heads(context), None
+            say_once(f"the sdpa kernel cannot serve {obstacle}; eager attention is used instead")
         scores = query @ key.transpose(-1, -2)  # (B, N, S, T)
         if self.position_embedding_type != "absolute":  # before the scaling, as the reference does
             keys = torch.arange(key.shape[2], device=query.device)
@@ -131,32 +146,7 @@ class BertSelfAttention(nn.Module):
 class BertSdpaSelfAttention(BertSelfAttention):
     """The same attention in torch's fused kernel, which saves no (B, N, S, T) tensor if the backend allows it."""
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        head_mask: Tensor | None,
-        is_causal: bool,
-        output_attentions: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the context (B, S, H) without probabilities; fall back to eager for unsupported inputs."""
-        obstacle = "a head mask" if head_mask is not None else "output_attentions" if output_attentions else ""
-        if self.position_embedding_type != "absolute":
-            obstacle = f"position_embedding_type {self.position_embedding_type}"
-        if obstacle:
-            say_once(f"the sdpa kernel cannot serve {obstacle}; eager attention is used instead")
-            return super().attend(query, key, value, mask, head_mask, is_causal, output_attentions)
-        context = functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            dropout_p=self.dropout.p if self.training else 0.0,
-            is_causal=is_causal and mask is None,
-        )
-        return self.merge_heads(context), None
+    is_fused = True
 
 
 _said: set[str] = set()
@@ -172,20 +162,27 @@ def say_once(message: str) -> None:
 KERNELS = {"eager": BertSelfAttention, "sdpa": BertSdpaSelfAttention}
 
 
-class BertSelfOutput(nn.Module):
-    """The output layer of attention: dense, dropout, residual, LayerNorm."""
+class _ResidualOutput(nn.Module):
+    """Dense, dropout, residual, LayerNorm."""
 
-    def __init__(self, config: BertConfig, pruned: int = 0) -> None:
+    def __init__(self, config: BertConfig, inputs: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size - pruned * config.head_size, config.hidden_size)
+        self.dense = nn.Linear(inputs, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        """Map (B, S, H) and the residual (B, S, H) to (B, S, H)."""
+        """Map (B, S, inputs) and the residual (B, S, H) to (B, S, H)."""
         hidden_states = self.dropout(self.dense(hidden_states))
         normed: Tensor = self.LayerNorm(hidden_states + input_tensor)
         return normed
+
+
+class BertSelfOutput(_ResidualOutput):
+    """The output layer of attention."""
+
+    def __init__(self, config: BertConfig, pruned: int = 0) -> None:
+        super().__init__(config, config.hidden_size - pruned * config.head_size)
 
 
 class BertAttention(nn.Module):

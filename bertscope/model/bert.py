@@ -22,6 +22,7 @@ from bertscope.model.encoder import (
     BertEncoder,
     BertPooler,
 )
+from bertscope.model.modules import require_gradients
 from bertscope.settings.checkpointing import FULL, Checkpointing
 
 Cache = tuple[tuple[Tensor, ...], ...]
@@ -31,6 +32,7 @@ class BertPreTrainedModel(nn.Module):
     """The base of BertModel and of every class with a head."""
 
     base_model_prefix = "bert"
+    enable_input_require_grads = require_gradients
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -223,14 +225,7 @@ class BertModel(BertPreTrainedModel):
         pooled = self.pooler(encoded.last_hidden_state) if self.pooler is not None else None
         if not (config.return_dict if return_dict is None else return_dict):
             return (encoded.last_hidden_state, pooled, *encoded.to_tuple()[1:])
-        return BaseModelOutputWithPoolingAndCrossAttentions(
-            last_hidden_state=encoded.last_hidden_state,
-            pooler_output=pooled,
-            hidden_states=encoded.hidden_states,
-            past_key_values=encoded.past_key_values,
-            attentions=encoded.attentions,
-            cross_attentions=encoded.cross_attentions,
-        )
+        return BaseModelOutputWithPoolingAndCrossAttentions(pooler_output=pooled, **encoded.__dict__)
 
     def _masks(
         self, hidden: Tensor, past: int, is_fused: bool, mask: Tensor | None, encoder_mask: Tensor | None,

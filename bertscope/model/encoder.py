@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bertscope.config import BertConfig, check_built
-from bertscope.model.attention import BertAttention, KeyValue, say_once
+from bertscope.model.attention import BertAttention, KeyValue, _ResidualOutput, say_once
 from bertscope.model.modules import selective_contexts
 from bertscope.model.save_policy import save_contexts
 from bertscope.settings.checkpointing import Checkpointing
@@ -155,13 +155,11 @@ with warnings.catch_warnings():
         torch.export.register_dataclass(_kind)  # for torch.export and torch.func
 
 
-# ---- activations: each maps a tensor of any shape to one of the same shape ----
-
-
 class GELUActivation(nn.Module):
     """The exact GELU, x * Phi(x). Source: Hendrycks and Gimpel 2016, arXiv:1606.08415."""
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return a tensor of the same shape, any shape."""
         return functional.gelu(hidden)
 
 
@@ -169,6 +167,7 @@ class NewGELUActivation(nn.Module):
     """The tanh form of GELU, step by step, as google-research/bert and GPT-2 compute it."""
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return a tensor of the same shape, any shape."""
         inner = math.sqrt(2.0 / math.pi) * (hidden + 0.044715 * torch.pow(hidden, 3.0))
         return 0.5 * hidden * (1.0 + torch.tanh(inner))
 
@@ -177,6 +176,7 @@ class FastGELUActivation(nn.Module):
     """The tanh form of GELU with its constant rounded to 0.79788456."""
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return a tensor of the same shape, any shape."""
         return 0.5 * hidden * (1.0 + torch.tanh(hidden * 0.7978845608 * (1.0 + 0.044715 * hidden * hidden)))
 
 
@@ -184,6 +184,7 @@ class PythonGELUActivation(nn.Module):
     """The exact GELU written with erf, which keeps its intermediate tensors."""
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return a tensor of the same shape, any shape."""
         return hidden * 0.5 * (1.0 + torch.erf(hidden / math.sqrt(2.0)))
 
 
@@ -191,6 +192,7 @@ class PytorchGELUTanh(nn.Module):
     """The tanh form of GELU in torch's fused kernel."""
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return a tensor of the same shape, any shape."""
         return functional.gelu(hidden, approximate="tanh")
 
 
@@ -198,6 +200,7 @@ class QuickGELUActivation(nn.Module):
     """GELU approximated by x * sigmoid(1.702 x)."""
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return a tensor of the same shape, any shape."""
         return hidden * torch.sigmoid(1.702 * hidden)
 
 
@@ -319,20 +322,11 @@ class BertIntermediate(nn.Module):
         return activated
 
 
-class BertOutput(nn.Module):
-    """The second half of the feed-forward: back to the hidden size, dropout, residual, LayerNorm."""
+class BertOutput(_ResidualOutput):
+    """The second half of the feed-forward: back to the hidden size."""
 
     def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        """Map (B, S, I) and the residual (B, S, H) to (B, S, H)."""
-        hidden_states = self.dropout(self.dense(hidden_states))
-        normed: Tensor = self.LayerNorm(hidden_states + input_tensor)
-        return normed
+        super().__init__(config, config.intermediate_size)
 
 
 class BertLayer(nn.Module):

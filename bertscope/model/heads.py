@@ -13,20 +13,9 @@ from torch.nn import functional
 
 from bertscope.config import HEADS, BertConfig, unknown_architecture
 from bertscope.errors import ConfigError
+from bertscope.model import encoder as outputs
 from bertscope.model.bert import BertModel, BertPreTrainedModel, Cache
-from bertscope.model.encoder import (
-    BertForPreTrainingOutput,
-    CausalLMOutputWithCrossAttentions,
-    LossAndLogits,
-    MaskedLMOutput,
-    ModelOutput,
-    MultipleChoiceModelOutput,
-    NextSentencePredictorOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-    activation,
-)
+from bertscope.model.encoder import ModelOutput, activation
 from bertscope.torch_access import on_device
 
 Flag = bool | None
@@ -133,8 +122,6 @@ class WithHead(BertPreTrainedModel):
 
 
 class _WithLMHead(WithHead):
-    """A class with a language modelling head under `cls.predictions`."""
-
     head: type[BertOnlyMLMHead | BertPreTrainingHeads] = BertOnlyMLMHead
 
     def __init__(self, config: BertConfig) -> None:
@@ -162,7 +149,7 @@ class BertForPreTraining(_WithLMHead):
         token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
         inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, next_sentence_label: OptionalTensor = None,
         output_attentions: Flag = None, output_hidden_states: Flag = None, return_dict: Flag = None,
-    ) -> BertForPreTrainingOutput | tuple[Any, ...]:  # fmt: skip
+    ) -> outputs.BertForPreTrainingOutput | tuple[Any, ...]:  # fmt: skip
         """Return prediction logits (B, S, V) and sentence logits (B, 2), and with both labels the loss."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
@@ -172,7 +159,7 @@ class BertForPreTraining(_WithLMHead):
         loss = None
         if labels is not None and next_sentence_label is not None:
             loss = token_loss(scores, labels) + token_loss(relationship, next_sentence_label)
-        return self._returned(body, return_dict, BertForPreTrainingOutput, loss, scores, relationship)
+        return self._returned(body, return_dict, outputs.BertForPreTrainingOutput, loss, scores, relationship)
 
 
 class BertForMaskedLM(_WithLMHead):
@@ -189,7 +176,7 @@ class BertForMaskedLM(_WithLMHead):
         inputs_embeds: OptionalTensor = None, encoder_hidden_states: OptionalTensor = None,
         encoder_attention_mask: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
         output_hidden_states: Flag = None, return_dict: Flag = None,
-    ) -> MaskedLMOutput | tuple[Any, ...]:  # fmt: skip
+    ) -> outputs.MaskedLMOutput | tuple[Any, ...]:  # fmt: skip
         """Return logits (B, S, V), and with labels (B, S) the loss; a label of -100 is ignored."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
@@ -198,7 +185,7 @@ class BertForMaskedLM(_WithLMHead):
         )  # fmt: skip
         logits = self.cls(body.last_hidden_state)
         loss = token_loss(logits, labels) if labels is not None else None
-        return self._returned(body, return_dict, MaskedLMOutput, loss, logits)
+        return self._returned(body, return_dict, outputs.MaskedLMOutput, loss, logits)
 
 
 class BertLMHeadModel(_WithLMHead):
@@ -216,7 +203,7 @@ class BertLMHeadModel(_WithLMHead):
         encoder_attention_mask: OptionalTensor = None, labels: OptionalTensor = None,
         past_key_values: Cache | None = None, use_cache: Flag = None, output_attentions: Flag = None,
         output_hidden_states: Flag = None, return_dict: Flag = None,
-    ) -> CausalLMOutputWithCrossAttentions | tuple[Any, ...]:  # fmt: skip
+    ) -> outputs.CausalLMOutputWithCrossAttentions | tuple[Any, ...]:  # fmt: skip
         """Return logits (B, S, V), and with labels (B, S) the loss; labels are the input ids, shifted here by one."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
@@ -226,7 +213,7 @@ class BertLMHeadModel(_WithLMHead):
         )  # fmt: skip
         logits = self.cls(body.last_hidden_state)
         loss = token_loss(logits[:, :-1], labels[:, 1:]) if labels is not None else None
-        return self._returned(body, return_dict, CausalLMOutputWithCrossAttentions, loss, logits)
+        return self._returned(body, return_dict, outputs.CausalLMOutputWithCrossAttentions, loss, logits)
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -238,9 +225,7 @@ def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class _WithLabels(WithHead):
-    """The classes' base with one tensor of logits, for the sequence, its choices or its tokens."""
-
-    output: type[LossAndLogits]
+    output: type[outputs.LossAndLogits]
     has_choices = False  # inputs are (B, C, S), and the classifier has one output for each
 
     def forward(
@@ -248,10 +233,10 @@ class _WithLabels(WithHead):
         token_type_ids: OptionalTensor = None, position_ids: OptionalTensor = None, head_mask: OptionalTensor = None,
         inputs_embeds: OptionalTensor = None, labels: OptionalTensor = None, output_attentions: Flag = None,
         output_hidden_states: Flag = None, return_dict: Flag = None,
-    ) -> LossAndLogits | tuple[Any, ...]:  # fmt: skip
+    ) -> outputs.LossAndLogits | tuple[Any, ...]:  # fmt: skip
         """Return the logits of the class, and with labels the loss."""
         ids, mask, types, positions, embeds = (
-            _flat(tensor) if self.has_choices and tensor is not None else tensor
+            tensor.flatten(0, 1) if self.has_choices and tensor is not None and tensor.dim() > 2 else tensor
             for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         )
         body = self._body(
@@ -285,7 +270,7 @@ class BertForNextSentencePrediction(_WithLabels):
     """
 
     add_pooling_layer = True
-    output = NextSentencePredictorOutput
+    output = outputs.NextSentencePredictorOutput
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -297,8 +282,6 @@ class BertForNextSentencePrediction(_WithLabels):
 
 
 class _WithClassifier(_WithLabels):
-    """The base of classes with dropout and one linear layer, `classifier`."""
-
     add_pooling_layer = True
     features = "pooler_output"  # the output of BertModel that is classified
 
@@ -325,7 +308,7 @@ class BertForSequenceClassification(_WithClassifier):
     (2, 2)
     """
 
-    output = SequenceClassifierOutput
+    output = outputs.SequenceClassifierOutput
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return _classification_loss(logits, labels, self.config.problem_type)
@@ -341,7 +324,7 @@ class BertForMultipleChoice(_WithClassifier):
     (2, 4)
     """
 
-    output = MultipleChoiceModelOutput
+    output = outputs.MultipleChoiceModelOutput
     has_choices = True
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -359,7 +342,7 @@ class BertForTokenClassification(_WithClassifier):
     """
 
     add_pooling_layer = False
-    output = TokenClassifierOutput
+    output = outputs.TokenClassifierOutput
     features = "last_hidden_state"
 
 
@@ -383,7 +366,7 @@ class BertForQuestionAnswering(WithHead):
         inputs_embeds: OptionalTensor = None, start_positions: OptionalTensor = None,
         end_positions: OptionalTensor = None, output_attentions: Flag = None, output_hidden_states: Flag = None,
         return_dict: Flag = None,
-    ) -> QuestionAnsweringModelOutput | tuple[Any, ...]:  # fmt: skip
+    ) -> outputs.QuestionAnsweringModelOutput | tuple[Any, ...]:  # fmt: skip
         """Return start and end logits (B, S), and with positions (B,) a loss; a position beyond the end is ignored."""
         body = self._body(
             input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
@@ -402,12 +385,7 @@ class BertForQuestionAnswering(WithHead):
             beyond = start.shape[1]  # the position that is ignored, as in transformers
             of_start = functional.cross_entropy(start, starts, ignore_index=beyond)
             loss = (of_start + functional.cross_entropy(end, ends, ignore_index=beyond)) / 2
-        return self._returned(body, return_dict, QuestionAnsweringModelOutput, loss, start, end)
-
-
-def _flat(ids: Tensor) -> Tensor:
-    """Return (B, C, S) as (B * C, S), which may be given too."""
-    return ids.flatten(0, 1) if ids.dim() > 2 else ids
+        return self._returned(body, return_dict, outputs.QuestionAnsweringModelOutput, loss, start, end)
 
 
 def _clamped(positions: Tensor, logits: Tensor) -> Tensor:

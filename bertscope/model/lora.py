@@ -5,7 +5,7 @@ peft's order, so that outputs and memory are the same. Source: Hu et al. 2021, a
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from bertscope.config import ALL_LINEAR, BertConfig, Lora
 from bertscope.errors import ConfigError, suggestion
 from bertscope.model.bert import BertPreTrainedModel
-from bertscope.model.modules import require_gradients
-from bertscope.settings.checkpointing import FULL, NONE
 
 ADAPTER = "default"  # peft's name for the first adapter
 WRAPPED = "base_model.model."  # in front of the paths of the BERT
@@ -85,7 +83,7 @@ class PeftModel(nn.Module):
     def __init__(self, model: BertPreTrainedModel, lora: Lora) -> None:
         super().__init__()
         self.lora = lora = lora.of_bert()
-        _Injection(model, lora).run()
+        _inject(model, lora)
         self.base_model = LoraModel(model)
         for path, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in path or (lora.bias == "all" and "bias" in path))
@@ -109,19 +107,6 @@ class PeftModel(nn.Module):
         """Return the BERT's configuration."""
         return self.get_base_model().config
 
-    def gradient_checkpointing_enable(
-        self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, *, strategy: str = FULL
-    ) -> None:
-        """Recompute layers as the BERT does; the output of the frozen word embeddings requires a gradient.
-
-        It does so in peft where checkpointing is enabled before `get_peft_model` (PeftModel calls
-        `enable_input_require_grads`), and has to for reentrant checkpointing. Enabled after it, less memory is needed.
-        """
-        model = self.get_base_model()
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs, strategy=strategy)
-        if strategy != NONE:
-            require_gradients(model)
-
     def stored(self) -> dict[str, Tensor]:
         """Return the tensors that peft's `save_pretrained` writes, by their names in the file."""
         state = self.state_dict(keep_vars=True)
@@ -132,46 +117,40 @@ class PeftModel(nn.Module):
         return {name.replace(f".{ADAPTER}", ""): value for name, value in (adapter | copies).items()}
 
 
-class _Injection:
-    """The replacement of the modules that `lora` names."""
+def _inject(model: BertPreTrainedModel, lora: Lora) -> None:
+    """Replace the modules that `lora` names; raise ConfigError for a name without one."""
+    paths = {module: path for path, module in model.named_modules()}
+    linear = {path.rpartition(".")[2] for module, path in paths.items() if isinstance(module, nn.Linear)}
+    targets = set(lora.target or ())
+    targets = targets - {ALL_LINEAR} | (linear if ALL_LINEAR in targets else set())
+    ends = {end for path in paths.values() for end in _ends(path)}
+    for name in sorted(targets - ends):
+        hint = suggestion(name, {*linear, ALL_LINEAR})
+        raise ConfigError(f"lora target {name!r} matches no module; {hint}", field="target")
+    for name in lora.save:
+        if not any(path.endswith(name) for path in paths.values()):
+            hint = suggestion(name, (path for path, _ in model.named_children()))
+            raise ConfigError(f"lora save {name!r} matches no module; {hint}", field="save")
 
-    def __init__(self, model: BertPreTrainedModel, lora: Lora) -> None:
-        self.model, self.lora = model, lora
-        self.paths = {module: path for path, module in model.named_modules()}
-        self.linear = {path.rpartition(".")[2] for module, path in self.paths.items() if isinstance(module, nn.Linear)}
-        self.targets = set(lora.target or ()) - {ALL_LINEAR} | (
-            self.linear if ALL_LINEAR in (lora.target or ()) else set()
-        )
-
-    def run(self) -> None:
-        """Replace the modules; raise ConfigError for a name without one."""
-        ends = {end for path in self.paths.values() for end in _ends(path)}
-        for name in sorted(self.targets - ends):
-            hint = suggestion(name, {*self.linear, ALL_LINEAR})
-            raise ConfigError(f"lora target {name!r} matches no module; {hint}", field="target")
-        for name in self.lora.save:
-            if not any(path.endswith(name) for path in self.paths.values()):
-                hint = suggestion(name, (path for path, _ in self.model.named_children()))
-                raise ConfigError(f"lora save {name!r} matches no module; {hint}", field="save")
-        self._replace(self.model)
-
-    def _replace(self, parent: nn.Module) -> None:
+    def replace_in(parent: nn.Module) -> None:
         for name, module in list(parent.named_children()):
-            path = self.paths[module]
-            if path.endswith(self.lora.save):
+            path = paths[module]
+            if path.endswith(lora.save):
                 if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
                     raise ConfigError(f"lora save names {path}, a list of modules; name those inside it", field="save")
                 setattr(parent, name, ModulesToSaveWrapper(module))
-            elif not self.targets.isdisjoint(_ends(path)):
+            elif not targets.isdisjoint(_ends(path)):
                 if not isinstance(module, nn.Linear):
                     raise ConfigError(
                         f"lora target {path} is no Linear layer but of the class {type(module).__name__}; these can be "
-                        f"adapted: {', '.join(sorted(self.linear))}",
+                        f"adapted: {', '.join(sorted(linear))}",
                         field="target",
                     )
-                setattr(parent, name, LoraLinear(module, self.lora))
+                setattr(parent, name, LoraLinear(module, lora))
             else:
-                self._replace(module)
+                replace_in(module)
+
+    replace_in(model)
 
 
 def _ends(path: str) -> Iterator[str]:

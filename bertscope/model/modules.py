@@ -4,7 +4,6 @@ Also a model is built on meta whose constructor reads values, which meta tensors
 """
 
 import copy
-import functools
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from bertscope.errors import BertscopeWarning, SelectionError, SourceError, name_of
+from bertscope.errors import SelectionError, SourceError, name_of
 from bertscope.model.save_policy import save_operators
 from bertscope.settings.checkpointing import FULL, SELECTIVE, Checkpointing
 from bertscope.torch_access import DispatchMode, nn, on_device, storage_key, torch, tree_leaves
@@ -110,6 +109,8 @@ def copied(module: nn.Module, device: str) -> nn.Module:
     attributes = (value for part in module.modules() for value in vars(part).values())
     values = (value for value in attributes if isinstance(value, torch.Tensor))  # such as the weight of weight_norm
     for tensor in (*module.parameters(), *module.buffers(), *values):
+        if nn.parameter.is_lazy(tensor):
+            continue
         moved = tensor.detach().to(device)
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
@@ -144,16 +145,8 @@ def built_on(device: str, make: Callable[[], Any], name: str) -> tuple[Any, str]
         with torch.device("cpu"), at_most_real_bytes(limit):
             built = make()
         how = f"all its tensors on the CPU, at most {bytes_text(MAX_REAL_BYTES)}"
-    if isinstance(built, nn.Module):
-        _move_to_meta(built)
+    built = copied(built, "meta") if isinstance(built, nn.Module) else built
     return built, f"{name}: its constructor reads values, so it was built with {how}"
-
-
-@functools.cache
-def note_values(how: str) -> None:
-    """Warn once about a model that was not built or run on meta only; an empty text is no warning."""
-    if how:
-        warnings.warn(how, BertscopeWarning, stacklevel=2)
 
 
 @contextmanager
@@ -186,8 +179,6 @@ def at_most_real_bytes(what: str) -> AbstractContextManager[Any]:
         return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
 
     class Bounded(DispatchMode):
-        """A mode that adds up the bytes of the storages that exist."""
-
         def __init__(self) -> None:
             super().__init__()
             self.sizes: dict[int, int] = {}
@@ -219,22 +210,3 @@ def at_most_real_bytes(what: str) -> AbstractContextManager[Any]:
             return out
 
     return Bounded()
-
-
-def _move_to_meta(model: nn.Module) -> None:
-    """Replace each tensor of the model by one on meta; shared tensors stay shared."""
-    moved: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        tensors = (
-            *module.named_parameters(recurse=False, remove_duplicate=False),
-            *module.named_buffers(recurse=False, remove_duplicate=False),
-            *vars(module).items(),
-        )
-        for name, tensor in tensors:
-            if not isinstance(tensor, torch.Tensor) or tensor.is_meta or nn.parameter.is_lazy(tensor):
-                continue
-            if id(tensor) not in moved:
-                on_meta = tensor.detach().to("meta")
-                is_parameter = isinstance(tensor, nn.Parameter)
-                moved[id(tensor)] = nn.Parameter(on_meta, tensor.requires_grad) if is_parameter else on_meta
-            setattr(module, name, moved[id(tensor)])

@@ -101,12 +101,12 @@ def read_adapter(
                 f"target_modules must be {ALL_LINEAR} or a list of names; a regular expression is not run; got "
                 f"{_shown(entry)}"
             )
-    task = entries["task_type"].value if "task_type" in entries else None
+    values = entries.plain()
+    task, mapping = values.get("task_type"), values.get("auto_mapping")
     if task and not (isinstance(task, str) and task in _AUTO):
         raise entries["task_type"].error(
             f"task_type must be one of {', '.join(_AUTO)}; got {_shown(entries['task_type'])}"
         )
-    mapping = entries["auto_mapping"].value if "auto_mapping" in entries else None
     recorded = mapping.get("base_model_class") if isinstance(mapping, dict) else None
     if recorded is not None and not isinstance(recorded, str):
         raise unknown_architecture(recorded).at(entries["auto_mapping"].where)
@@ -123,7 +123,7 @@ def read_adapter(
     if is_bert and entries[TYPE].value == _LORA and used.keys() <= LORA_KEYS.keys() | _NO_PEFT:
         changes: Any = {"path": path, "lora": _lora(entries, head), "expected": ()}  # fields of a BERT
         return replace(base, **changes)
-    plain = {key: value for key, value in entries.plain().items() if key in used}
+    plain = {key: value for key, value in values.items() if key in used}
     for key, value in plain.items():
         most = MAX_BUILT_LAYERS if key.endswith("num_layers") else MAX_DIMENSION
         if not _is_plain(value, most):

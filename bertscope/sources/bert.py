@@ -1,25 +1,8 @@
 """BertSource, a BERT that `bertscope.model` builds from its configuration, and the files that describe one.
 
-A preset is a YAML file with a complete configuration and expected values, each with its line:
-
-description: BERT-base, cased English
-hub_names: [google-bert/bert-base-cased]
-architecture: BertForMaskedLM
-add_pooling_layer: false        # BertModel only
-printed_attention: eager        # the kernel that `tree --style torch` shows, instead of the configuration's
-config: {vocab_size: 28996, ...}
-extra: {directionality: bidi}   # other members of the config.json that `presets NAME --config` prints
-expected:
-  distinct_params: 108340804
-  layer_params: 130609732
-  groups: {embeddings: 22665216, ...}
-  layers: {token: 22268928, ...}
-  ties:                                  # all; `ties: {}` for a model in which nothing is tied
-    cls.predictions.decoder.weight: bert.embeddings.word_embeddings.weight
-  flops:                                 # names are free; a run needs batch, seq and mode
-    sentence: {batch: 1, seq: 128, mode: inference, matmul_flops: 22348431360}
-  memory:
-    finetuning: {batch: 32, seq: 128, mode: training, optimizer: adamw, peak_bytes: 9 GiB, tolerance: 5 %}
+A preset is a YAML file with a complete configuration and expected values, such as presets/bert-base-cased.yaml. Further
+keys: `add_pooling_layer` of a BertModel; `printed_attention`, the kernel that `tree --style torch` shows instead of its
+own; `extra`, other members of the config.json that `presets NAME --config` prints. docs/ci.md explains `expected`.
 """
 
 from __future__ import annotations
@@ -45,9 +28,10 @@ from bertscope.errors import BertscopeError, ConfigError, SelectionError, either
 from bertscope.files import Entry, read_mapping, with_places
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
-from bertscope.settings.checkpointing import CHEAPEST_FIRST, parse_strategies
+from bertscope.settings.checkpointing import CHEAPEST_FIRST, NONE, parse_strategies
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import FLASH_KERNELS, OF_FLOPS, RunConfig
+from bertscope.sources import transformers_models
 from bertscope.sources.model_source import ModelSource, SourceOptions
 from bertscope.units import parse_bytes, visible
 
@@ -193,22 +177,20 @@ class BertSource(ModelSource):
     config_lines: dict[str, int] = field(default_factory=dict, compare=False)
     family = "a BERT"
 
-    def expected_params(self, key: str) -> int | None:
-        """Return the expected count under `key`, or None."""
-        number = next((item.value for item in self.expected if item.key == key), None)
-        return number if isinstance(number, int) else None
+    @classmethod
+    def of(cls, config: BertConfig, name: str, **fields: Any) -> BertSource:
+        """Return the source of a configuration, of the class that it names."""
+        architecture = config.architectures[0] if config.architectures else "BertModel"
+        return cls(name=name, config=config, architecture=architecture, **fields)
 
     @property
     def notice(self) -> str:
         noted = ("_name_or_path", "auto_map", "quantization_config")  # the first names the model
         ignored = ", ".join(visible(name) for name in self.config.ignored if name not in noted)
         ignored = f"ignored, since it does not shape a BERT: {ignored}" if ignored else ""
-        ignored = "\n".join(filter(None, (self.file_note, ignored)))
-        if self.layers <= MAX_BUILT_LAYERS or not self.has_equal_layers:
-            return ignored
-        return f"{self.layers:,} equal layers: counted from two or three of them, and shown as one" + (
-            ignored and f"\n{ignored}"
-        )
+        is_deep = self.layers > MAX_BUILT_LAYERS and self.has_equal_layers
+        deep = f"{self.layers:,} equal layers: counted from two or three of them, and shown as one" if is_deep else ""
+        return "\n".join(filter(None, (deep, self.file_note, ignored)))
 
     @property  # type: ignore[misc]  # a field of the base class
     def settings(self) -> Mapping[str, Any]:
@@ -311,7 +293,10 @@ class BertSource(ModelSource):
         return parse_strategies(CHEAPEST_FIRST)
 
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant}, strategy=strategy)
+        inner = model.get_base_model() if self.lora else model
+        inner.gradient_checkpointing_enable({"use_reentrant": reentrant}, strategy=strategy)
+        if self.lora and strategy != NONE:  # as in peft where checkpointing is enabled first; after it less is needed
+            inner.enable_input_require_grads()
 
     def require(self, ability: str) -> BertSource:
         if self.lora and ability == "--naming":
@@ -382,9 +367,6 @@ def preset_of(entries: Entries, path: Path, *, allow_code: bool = False) -> Bert
                 f"the key {needed!r} is missing; a preset needs architecture and config", where=f"{path}:1"
             )
     fields, architecture = entries["config"].mapping("config", RULES), entries["architecture"]
-    for name, entry in fields.items():
-        if isinstance(entry.value, Entries) and RULES[name].kind is not dict:
-            raise entry.error(f"{name} must be {RULES[name].allowed()}; got a mapping")
     try:
         config = BertConfig(**fields.plain())
     except ConfigError as error:
@@ -433,3 +415,24 @@ def _preset_only(entries: Entries, *, permit: bool = False) -> dict[str, Any]:
         "hub_names": tuple(names),
         "expected": tuple(read_expectations(entries.get("expected"), permit=permit)),
     }
+
+
+def configured(entries: Entries, path: Path, name: str | None) -> ModelSource:
+    """Return the source for a configuration, in a file or given; by default it is named after its model type."""
+    if "model_type" in entries and entries["model_type"].value != "bert":
+        plain = Entries((key, entry) for key, entry in entries.items() if key != MEMBER or not member_of(entries))
+        return transformers_models.from_config(plain, name or str(entries["model_type"].value))
+    lines, member, members = entries.lines(), member_of(entries), entries.plain()
+    if member:
+        del members[MEMBER]
+    if flash := transformers_models.flash_kernel(members):  # of transformers' BERT
+        members.pop("attn_implementation", None)
+    try:
+        transformers_models.check_family(members)
+        config = BertConfig.from_dict(members)
+        transformers_models.check_complete(members)
+    except ConfigError as error:
+        raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
+    dtype = transformers_models.stored_dtype(members)
+    member |= {"path": path, "config_lines": lines, "stored_dtype": dtype, "flash": flash}
+    return BertSource.of(config, name or "bert", file_note=transformers_models.file_notes(members), **member)

@@ -1,11 +1,4 @@
-"""`*.bertscope.yaml`: a model, by name or by configuration, and its expected values.
-
-model: bert-base-cased          # as on the command line; a path is relative to this file
-architecture: BertForMaskedLM   # these four as the options of that name; optional
-attention: sdpa
-add_pooling_layer: true
-lora: r=8,target=query+value
-expected: ...                   # as in `expectations`
+"""`*.bertscope.yaml`: a model, by name or by configuration, and its expected values, as in docs/ci.md.
 
 With `config` instead of `model` it has a preset's form. `module:attribute`, as the model or as a teacher, needs
 `allow_code`.
@@ -62,10 +55,6 @@ class ExpectedModel(Record):
         code = " --allow-code" if isinstance(self.source, FactorySource) else ""
         return f"'bertscope check --write {self.path}{code}' adds the current counts"
 
-    def with_architecture(self, architecture: str | None) -> "ExpectedModel":
-        """Return the same expectations of another class, unless it is None; raises ConfigError for an unknown one."""
-        return replace(self, source=self.source.with_options(architecture=architecture))
-
 
 def is_expectation_file(name: str | os.PathLike[str]) -> bool:
     """Return True if the name is an expectation file's."""
@@ -120,7 +109,6 @@ def _lora(entries: Entries) -> Lora | None:
 
 
 def _named(entry: Entry, folder: Path) -> str:
-    """Return the argument for `load`; a path is relative to the file's folder."""
     if not isinstance(entry.value, str) or not entry.value:
         raise entry.error("model must be a preset's name or a path")
     relative = folder / entry.value
@@ -175,7 +163,13 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
         model = read_expectation_file(Path(name), allow_code=allow_code)
     else:
         if os.path.isdir(name) and name not in preset_paths():
-            _require_model(name)
+            with readable(name):
+                if "config.json" not in [entry.name for entry in os.scandir(name)]:
+                    raise SourceError(
+                        f"no *.bertscope.yaml at or below {os.path.abspath(name)}; write 'model: NAME' into "
+                        "models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', which "
+                        "adds its counts; 'bertscope check --presets' checks the packaged presets"
+                    )
         if is_code(name):  # it has no expectations, wherever it is named
             raise SourceError(f"{name[:100]} expects nothing: {_REMEDY}")
         source = find(name)
@@ -188,18 +182,7 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
     if not model.expected:
         remedy = model.how_to_record if model.path.suffix in (".yaml", ".yml") else _REMEDY
         raise SourceError(f"{model.path} expects nothing: {remedy}")
-    return model if architecture is None else model.with_architecture(architecture)
-
-
-def _require_model(folder: str) -> None:
-    """Raise SourceError for a folder that cannot be listed, or that has no configuration of a model."""
-    with readable(folder):
-        if "config.json" not in [entry.name for entry in os.scandir(folder)]:
-            raise SourceError(
-                f"no *.bertscope.yaml at or below {os.path.abspath(folder)}; write 'model: NAME' into "
-                "models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', which "
-                "adds its counts; 'bertscope check --presets' checks the packaged presets"
-            )
+    return replace(model, source=model.source.with_options(architecture=architecture)) if architecture else model
 
 
 # ---- new values in the text of a file -----------------------------------------------------------
@@ -282,7 +265,6 @@ def _edits(
 
 
 def _in_braces(text: str, node: yaml.MappingNode, is_kept: Sequence[bool], added: Sequence[str]) -> Iterator[_Edit]:
-    """Yield the edits that remove and add rows of a mapping such as `{a: 1, b: 2}`."""
     last = None  # where the last kept row ends
     previous = 0  # where the row before ends
     for (key, value), is_one_kept in zip(node.value, is_kept, strict=True):
@@ -300,7 +282,6 @@ def _in_braces(text: str, node: yaml.MappingNode, is_kept: Sequence[bool], added
 
 
 def _in_lines(text: str, node: yaml.MappingNode, is_kept: Sequence[bool], added: Sequence[str]) -> Iterator[_Edit]:
-    """Yield the edits that remove and add lines `a: 1`."""
     newline = "\r\n" if "\r\n" in text else "\n"
     first = node.value[0][0].start_mark.index
     position = text.rfind("\n", 0, first) + 1

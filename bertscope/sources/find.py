@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from bertscope.checkpoints import WEIGHTS, has_modules, is_weights, weights_in
 from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES, BertConfig, Lora
 from bertscope.errors import (
-    ConfigError,
     MissingExtraError,
     SelectionError,
     SourceError,
@@ -28,31 +27,14 @@ from bertscope.errors import (
     name_of,
     one_line,
 )
-from bertscope.files import Mapping as Entries
 from bertscope.files import read_json, read_mapping, readable
 from bertscope.frozen import Record
 from bertscope.settings.rows import NO_PERMIT, CodeName, is_code
 from bertscope.settings.training import loss_parts
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, base_of, read_adapter
-from bertscope.sources.bert import (
-    MEMBER,
-    BertSource,
-    member_of,
-    near_presets,
-    preset_paths,
-    presets_by_alias,
-    read_preset,
-)
+from bertscope.sources.bert import BertSource, configured, near_presets, preset_paths, presets_by_alias, read_preset
 from bertscope.sources.model_source import FactorySource, GivenModule, ModelSource, SourceOptions
-from bertscope.sources.transformers_models import (
-    TransformersSource,
-    check_complete,
-    check_family,
-    file_notes,
-    flash_kernel,
-    from_config,
-    stored_dtype,
-)
+from bertscope.sources.transformers_models import TransformersSource
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -89,10 +71,8 @@ def cached_folder(name: str) -> Path | None:
 
 
 def _caches() -> Iterator[Path]:
-    """Yield huggingface_hub's cache, by its variables, and transformers' caches.
-
-    The import of huggingface_hub takes 0.1 s. Source: huggingface_hub 0.36.2, `constants.py` and `file_download.py`.
-    """
+    # Those of huggingface_hub, whose import takes 0.1 s, and of transformers. Source: huggingface_hub 0.36.2,
+    # `constants.py` and `file_download.py`.
     get = os.environ.get
     home = get("HF_HOME", os.path.join(get("XDG_CACHE_HOME", "~/.cache"), "huggingface"))
     hub = get("HF_HUB_CACHE", get("HUGGINGFACE_HUB_CACHE", os.path.join(home, "hub")))
@@ -110,27 +90,21 @@ def fetched_folder(name: str, *, weights: bool = False) -> Path:
     if not has_hub():
         raise MissingExtraError(name_of("download"), "hub")
     with importing("huggingface_hub", "HF_", "HUGGINGFACE_"):
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import model_info, snapshot_download
     try:
         folder = Path(snapshot_download(name, allow_patterns=list(_CONFIGS)))
-        if weights:
-            snapshot_download(name, allow_patterns=_weights_of(name))
+        if weights:  # one set: safetensors if the model has them, then an adapter, else torch's
+            files = {item.rfilename for item in model_info(name).siblings or ()}
+            patterns = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
+            if files & {"model.safetensors", "model.safetensors.index.json"}:
+                patterns = ["model*.safetensors", "model.safetensors.index.json"]
+            elif "adapter_model.safetensors" in files:
+                patterns = ["adapter_model.safetensors"]
+            snapshot_download(name, allow_patterns=patterns)
     except Exception as error:  # errors of the hub, the network and the disk have no common base class
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SourceError(f"{name} cannot be downloaded: {type(error).__name__}: {reason[:300]}") from None
     return folder
-
-
-def _weights_of(name: str) -> list[str]:
-    """Return the patterns for one set of weights: safetensors if the model has them, then an adapter, else torch's."""
-    from huggingface_hub import model_info
-
-    files = {item.rfilename for item in model_info(name).siblings or ()}
-    if files & {"model.safetensors", "model.safetensors.index.json"}:
-        return ["model*.safetensors", "model.safetensors.index.json"]
-    if "adapter_model.safetensors" in files:
-        return ["adapter_model.safetensors"]
-    return ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
 
 
 DEFAULT_MODEL = "bert-base-cased"
@@ -211,24 +185,24 @@ def source_of(model: Any, *, name: str | None = None, inputs: Any = None) -> Mod
         return GivenModule(name=name or type(model).__name__, module=model, inputs=inputs)
     if inputs is not None:
         raise SelectionError("inputs are for a module; this model has those that its forward takes at batch and seq")
-    source = model if callable(getattr(model, "with_layers", None)) else _named_or_configured(model)
+    if callable(getattr(model, "with_layers", None)):
+        source = model
+    elif isinstance(model, (str, os.PathLike)):
+        source = _find(CodeName(os.fspath(model)), download=False)
+    elif isinstance(model, BertConfig):
+        source = BertSource.of(model, model.architectures[0] if model.architectures else "bert")
+    else:
+        if callable(getattr(model, "to_dict", None)) and hasattr(model, "model_type"):  # of transformers
+            model = model.to_dict()
+        if not isinstance(model, Mapping):
+            raise SelectionError(
+                "a model is a module of torch, a name or path as for 'bertscope count', a BertConfig, a configuration "
+                "of transformers, the dictionary in a config.json, or bertscope.load(...); got "
+                f"{type(model).__name__}"
+            )
+        entries = read_json(json.dumps(model, default=str), Path("configuration"))
+        source = configured(entries, Path("configuration"), str(model.get("_name_or_path") or "") or None)
     return replace(source, name=name) if name else source
-
-
-def _named_or_configured(model: Any) -> ModelSource:
-    if isinstance(model, (str, os.PathLike)):
-        return _find(CodeName(os.fspath(model)), download=False)
-    if isinstance(model, BertConfig):
-        return _bert(model, model.architectures[0] if model.architectures else "bert")
-    if callable(getattr(model, "to_dict", None)) and hasattr(model, "model_type"):  # of transformers
-        model = model.to_dict()
-    if not isinstance(model, Mapping):
-        raise SelectionError(
-            "a model is a module of torch, a name or path as for 'bertscope count', a BertConfig, a configuration of "
-            f"transformers, the dictionary in a config.json, or bertscope.load(...); got {type(model).__name__}"
-        )
-    entries = read_json(json.dumps(model, default=str), Path("configuration"))
-    return _configured(entries, Path("configuration"), str(model.get("_name_or_path") or "") or None)
 
 
 def teachers(loss: str) -> list[ModelSource]:
@@ -313,8 +287,6 @@ def stored_alone(model: Any, *, beside_config: bool = True, **options: object) -
 
 
 class _Place(Record, kw_only=False):
-    """A path and the kind of the files there."""
-
     path: Path
     exists: bool
     is_folder: bool
@@ -338,7 +310,6 @@ def _place(name: str | os.PathLike[str]) -> _Place:
 
 
 def _unknown(name: str) -> SourceError:
-    """Return the error for an unknown name, with the places that were searched."""
     classes = {known.lower(): known for known in ARCHITECTURES}
     if known := classes.get(name.lower()):
         example = f"such as bert-base-uncased {name_of('architecture')} {known}"
@@ -374,7 +345,6 @@ def _unknown(name: str) -> SourceError:
 
 
 def _read(location: _Place, is_base: bool) -> ModelSource:
-    """Return the source in a preset file, an `adapter_config.json` or a `config.json`, named after its folder."""
     path = location.config or location.path
     if location.exists and location.has_weights and not location.config:
         raise SourceError(
@@ -396,8 +366,11 @@ def _read(location: _Place, is_base: bool) -> ModelSource:
     entries = read_mapping(path)
     name = path.stem
     if path.name == _CONFIG:  # a file has the name that it gives itself, and a folder its own
-        given_name = "" if location.config else _own_name(entries)
-        name = given_name or Path(os.path.abspath(path)).parent.name
+        values = [entries[key].value for key in ("_name_or_path", "architectures") if key in entries]
+        texts = [value[0] if isinstance(value, list) and value else value for value in values]
+        names = [text.rstrip("/") for text in texts if isinstance(text, str) and not location.config]
+        names = [one.rpartition("/")[2].strip(".") if one[:1] in ("/", ".", "~") else one for one in names]  # of a path
+        name = next(filter(None, names), "")[:100] or Path(os.path.abspath(path)).parent.name
     if TYPE in entries and is_base:
         raise SourceError(f"{path} is an adapter, and an adapter needs a model without one as its base")
     if TYPE in entries:
@@ -407,7 +380,7 @@ def _read(location: _Place, is_base: bool) -> ModelSource:
             return _find(str(beside.path) if beside.exists else model, download=False, is_base=True)
 
         return read_adapter(entries, path, base_of(entries, path, base), _of_transformers)
-    return _configured(entries, path, name)
+    return configured(entries, path, name)
 
 
 def _of_transformers(source: ModelSource) -> ModelSource:
@@ -418,37 +391,3 @@ def _of_transformers(source: ModelSource) -> ModelSource:
     fields: Any = {key: getattr(source, key) for key in ("name", "architecture", "where")}
     path = getattr(source, "path", None) or Path()
     return TransformersSource(model_type="bert", path=path, settings=config.to_dict(), **fields)
-
-
-def _own_name(entries: Entries) -> str:
-    """Return the name that a config.json gives its model: its `_name_or_path`, else its class; empty without them."""
-    values = [entries[key].value for key in ("_name_or_path", "architectures") if key in entries]
-    texts = [value[0] if isinstance(value, list) and value else value for value in values]
-    names = [text.rstrip("/") for text in texts if isinstance(text, str)]
-    names = [name.rpartition("/")[2].strip(".") if name[:1] in ("/", ".", "~") else name for name in names]  # of a path
-    return next(filter(None, names), "")[:100]
-
-
-def _bert(config: BertConfig, name: str, **fields: Any) -> BertSource:
-    architecture = config.architectures[0] if config.architectures else "BertModel"
-    return BertSource(name=name, config=config, architecture=architecture, **fields)
-
-
-def _configured(entries: Entries, path: Path, name: str | None) -> ModelSource:
-    """Return the source for a configuration, in a file or given; by default it is named after its model type."""
-    if "model_type" in entries and entries["model_type"].value != "bert":
-        plain = Entries((key, entry) for key, entry in entries.items() if key != MEMBER or not member_of(entries))
-        return from_config(plain, name or str(entries["model_type"].value))
-    lines, member, members = entries.lines(), member_of(entries), entries.plain()
-    if member:
-        del members[MEMBER]
-    if flash := flash_kernel(members):  # of transformers' BERT
-        members.pop("attn_implementation", None)
-    try:
-        check_family(members)
-        config = BertConfig.from_dict(members)
-        check_complete(members)
-    except ConfigError as error:
-        raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
-    member |= {"path": path, "config_lines": lines, "stored_dtype": stored_dtype(members), "flash": flash}
-    return _bert(config, name or "bert", file_note=file_notes(members), **member)

@@ -1,4 +1,4 @@
-"""Real sequence lengths in tokens: from a file (numbers, JSONL, CSV, Parquet), or a normal distribution."""
+"""Real sequence lengths in tokens: from a file (numbers, JSONL, CSV), or a normal distribution."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ _MAX_LINE_BYTES = 2**20
 _NORMAL, _NORMAL_COUNT = "normal:", 10_000
 _FIELDS = ("length", "text")  # taken without a name, the first that a file has
 _AT_ONCE = 1000  # texts that are tokenized together
-_LEAST_PYARROW = 15  # versions before 14.0.1 unpickle what a file names (CVE-2023-47248)
-_WANTED = "give a file with one number a line, .jsonl, .csv or .parquet, or normal:256,64,16,512"
+_WANTED = "give a file with one number a line, .jsonl or .csv, or normal:256,64,16,512"
 _Rows = Iterator[tuple[str, Any]]  # the place of each value, and the value
 
 
@@ -32,8 +31,8 @@ def read_lengths(
 ) -> dict[int, int]:
     """Return how many sequences have each length, the shortest first; raise SourceError for what has none.
 
-    `lengths` are numbers, `normal:MEAN,DEVIATION,LEAST,MOST`, or a file: one number a line, or by its suffix JSONL, CSV
-    or Parquet, whose `field` has numbers, token ids, or texts (in JSONL also lists of texts) for a `tokenizer`.
+    `lengths` are numbers, `normal:MEAN,DEVIATION,LEAST,MOST`, or a file: one number a line, or by its suffix JSONL or
+    CSV, whose `field` has numbers, token ids, or texts (in JSONL also lists of texts) for a `tokenizer`.
     """
     name = lengths if isinstance(lengths, str | os.PathLike) else "lengths"
     if field and (name is not lengths or str(name).startswith(_NORMAL)):
@@ -131,24 +130,7 @@ def _csv(path: Path, field: str) -> _Rows:
     yield from ((f"{path}:{reader.line_num}", row[name]) for row in reader)
 
 
-def _parquet(path: Path, field: str) -> _Rows:
-    try:
-        from pyarrow import __version__ as version
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        version = "0"
-    if int(version.partition(".")[0]) < _LEAST_PYARROW:
-        raise SourceError(
-            f"{path}: Parquet needs pyarrow {_LEAST_PYARROW} or newer ('pip install pyarrow'); or "
-            "write the lengths to a .csv"
-        )
-    table = ParquetFile(path)
-    name = _field(dict.fromkeys(table.schema_arrow.names), field, str(path))
-    for batch in table.iter_batches(columns=[name]):
-        yield from ((str(path), value) for value in batch.column(0).to_pylist())
-
-
-_READERS: dict[str, Callable[[Path, str], _Rows]] = {".jsonl": _json, ".csv": _csv, ".parquet": _parquet}
+_READERS: dict[str, Callable[[Path, str], _Rows]] = {".jsonl": _json, ".csv": _csv}
 
 
 def _field(row: Mapping[str, Any], field: str, where: str) -> str:
@@ -162,7 +144,6 @@ def _field(row: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def _tokenizer(name: str) -> Callable[[list[str]], Iterable[int]]:
-    """Return the function from texts to their lengths; a tokenizer.json is data, and no code of a model is run."""
     path = Path(name).expanduser()
     folder = path if path.exists() else cached_folder(name) or path
     file = folder / "tokenizer.json" if folder.is_dir() else folder

@@ -120,22 +120,24 @@ class ModelSource(Record):
         linear: dict[str, None] = {}
 
         def make() -> Any:
-            """Add adapters to a new model."""
             base = self._model(device, attention)
             names = (path for path, part in base.named_modules() if type(part).__name__ in ("Linear", "Conv1D"))
             linear.update(dict.fromkeys(path.rpartition(".")[2] for path in names))
             return peft.get_peft_model(base, copy.deepcopy(config))
 
         def remedy() -> str:
-            """Return the names that `target` may have."""
             return f"; target takes names of its linear layers: {', '.join(linear)[:200]}" if linear else ""
 
         what = f"{self.name}: peft {peft.__version__} cannot add these adapters"
         with self.confined():
             model = self._built(device, make, what, remedy)
         model.lora = self.lora
-        # The tensors that peft's `save_pretrained` writes.
-        model.stored = lambda: peft.get_peft_model_state_dict(model, model.state_dict(keep_vars=True))
+
+        def stored() -> Any:
+            """Return the tensors that peft's `save_pretrained` writes."""
+            return peft.get_peft_model_state_dict(model, model.state_dict(keep_vars=True))
+
+        model.stored = stored
         return model.eval()  # type: ignore[no-any-return]
 
     def _model(self, device: str, attention: str | None) -> nn.Module:
@@ -144,11 +146,13 @@ class ModelSource(Record):
 
     def _built(self, device: str, make: Callable[[], Any], what: str, remedy: Callable[[], str] = str) -> Any:
         """Return what `make` builds on the device; raises SourceError that begins with `what` for its errors."""
-        from bertscope.model.modules import built_on, note_values
+        from bertscope.model.attention import say_once
+        from bertscope.model.modules import built_on
 
         with as_source_error(what, remedy):
             built, how = built_on(device, make, self.name)
-        note_values(how)
+        if how:
+            say_once(how)
         return built
 
     def to_data(self) -> dict[str, Any]:
@@ -365,11 +369,8 @@ class FactorySource(ModelSource):
         return module
 
     def _import_from(self) -> tuple[str, str]:
-        """Return the dotted names of module and attribute, and put the folder to import from first into sys.path.
-
-        Modules that earlier files imported from other folders are forgotten, and the folders are no longer searched, as
-        they may have the same names.
-        """
+        # Modules that earlier files imported from other folders are forgotten, and the folders are no longer searched,
+        # as they may have the same names.
         if not isinstance(self.code, CodeName):
             raise SourceError(f"{self.code[:100]!r} {NO_PERMIT}")
         module_name, _, attribute = self.code.rpartition(":")
@@ -443,7 +444,6 @@ def as_source_error(what: str, remedy: Callable[[], str] = str) -> Iterator[None
 
 
 def _place(error: BaseException) -> str:
-    """Return the innermost `file:line` outside torch and this package."""
     location, torch = "", getattr(sys.modules.get("torch"), "__file__", None) or __file__
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = Path(frame.f_code.co_filename)

@@ -58,8 +58,6 @@ def _is_off(value: Any) -> bool:
 
 
 class _Format(Record, kw_only=False):
-    """A training file format: the keys that identify it, and each key's effect."""
-
     name: str
     identifying: tuple[str, ...]
     absent: dict[str, dict[str, Any]]  # features that are not modelled: `effect`, and the values `unused`
@@ -83,10 +81,8 @@ _HELD_OUT = ("val_set_size", "test_datasets", "eval_strategy", "evaluation_strat
 
 
 def _held_out(value: Any, keys: Mapping[str, Any]) -> Fields:
-    """Return the evaluation of axolotl: of held-out data, in the batches of the training unless a key says another.
-
-    Sources: core/builders/base.py and normalize_config in utils/config/__init__.py.
-    """
+    # axolotl evaluates held-out data, in the batches of the training unless a key says another. Sources:
+    # core/builders/base.py and normalize_config in utils/config/__init__.py.
     has_data = any(keys.get(name) for name in _HELD_OUT[:2])
     if not has_data or ("no" in (keys.get(name) for name in _HELD_OUT[2:4]) and not keys.get("eval_steps")):
         return {}
@@ -115,7 +111,6 @@ _OWN: dict[str, dict[str, Any]] = {
 
 @cache
 def _formats() -> tuple[_Format, ...]:
-    """Return the formats in the order in which a file is tried; trainers have the keys of TrainingArguments."""
     listed = yaml.safe_load(Path(__file__).with_name("training_keys.yaml").read_text(encoding="utf-8"))
     formats = []
     for name, form in _OWN.items():
@@ -141,7 +136,15 @@ def read_training_file(path: Path | str | TrainingArguments) -> TrainingFile:
     """
     text = "" if isinstance(path, str | os.PathLike) else path.to_json_string()
     path = Path(path if isinstance(path, str | os.PathLike) else type(path).__name__)
-    _refuse_archive(path)
+    with readable(path):
+        if path.is_file():
+            with path.open("rb") as file:
+                is_archive = file.read(4).startswith(_ARCHIVES)
+            if is_archive:
+                raise SourceError(
+                    f"{path} is a pickle, which can run code, and bertscope loads none; "
+                    "save TrainingArguments.to_json_string() to a .json file and give that"
+                )
     try:
         entries = read_json(text, path) if text else read_mapping(path)
     except SourceError as error:  # the remedy after the semicolon names presets
@@ -155,22 +158,7 @@ def read_training_file(path: Path | str | TrainingArguments) -> TrainingFile:
     return _read(entries, form, path)
 
 
-def _refuse_archive(path: Path) -> None:
-    """Raise SourceError for `training_args.bin`, which only unpickling could read."""
-    with readable(path):
-        if not path.is_file():
-            return  # the reader of text files has the message
-        with path.open("rb") as file:
-            if not file.read(4).startswith(_ARCHIVES):
-                return
-    raise SourceError(
-        f"{path} is a pickle, which can run code, and bertscope loads none; "
-        "save TrainingArguments.to_json_string() to a .json file and give that"
-    )
-
-
 def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
-    """Return each key's effect; raise ConfigError with file and line for an impossible value."""
     values = {form.renamed.get(key, key): value for key, value in entries.plain().items()}
     fields: Fields = dict(form.fields)
     lists: dict[str, list[TrainingKey]] = {"used": [], "no_effect": [], "not_modelled": [], "unknown": []}

@@ -295,10 +295,6 @@ class TransformersSource(ModelSource):
         return cls(**{**data, "path": Path(data["path"])})
 
     def _model(self, device: str, attention: str | None) -> nn.Module:
-        """Build the model with its configured attention kernel, else with `attention`, else as transformers chooses.
-
-        Raises SourceError where transformers cannot, and MissingExtraError where it is not installed.
-        """
         kernel = self.attention or attention
         with quiet_transformers(stands_in=kernel in FLASH_KERNELS) as transformers:
             known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
@@ -314,7 +310,6 @@ class TransformersSource(ModelSource):
             what = f"{self.path}: transformers {transformers.__version__} cannot build this {self.model_type}"
 
             def make() -> nn.Module:
-                """Build the model on the default device."""
                 config = config_class.from_dict(without_code(self.settings), **options)
                 model_class = _model_class(transformers, self, type(config))
                 with _without_values() if device == "meta" else nullcontext():
@@ -360,7 +355,6 @@ class TransformersSource(ModelSource):
 
 
 def _layer_counts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the fields named like a number of layers, in a configuration and those inside it."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _layer_counts(value, f"{prefix}{name}.")
@@ -410,17 +404,6 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
     return dtype if isinstance(dtype, str) else None
 
 
-# The table of classes by their configuration that an auto class reads.
-_AUTO = {
-    "AutoModel": "MODEL_MAPPING", "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING",
-    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
-    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
-    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
-    "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
-}  # fmt: skip
-
-
 def _model_class(transformers: Any, source: TransformersSource, config_class: type) -> Any:
     """Return the class of the given name if it takes this configuration; without a name the class without a head."""
     family: dict[str, Any] = {}
@@ -431,8 +414,8 @@ def _model_class(transformers: Any, source: TransformersSource, config_class: ty
         family |= {cls.__name__: cls for cls in (classes if isinstance(classes, (list, tuple)) else [classes])}
     name = source.architecture or next(iter(family), "")
     model_class = family.get(name) or getattr(transformers, name, None)
-    if name in _AUTO:
-        model_class = getattr(auto, _AUTO[name]).get(config_class, None)
+    if (classes_by_config := getattr(model_class, "_model_mapping", None)) is not None:  # of an auto class
+        model_class = classes_by_config.get(config_class, None)
         family |= {name: model_class} if isinstance(model_class, type) else {}
     architecture = name_of("architecture")
     takes_it = name in family or getattr(model_class, "config_class", None) is config_class
@@ -460,26 +443,21 @@ def quiet_transformers(purpose: str = "a model of another family", *, stands_in:
         except ImportError:
             raise MissingExtraError(purpose, "transformers") from None
         logging: Any = transformers.logging
-        before = logging.get_verbosity()
-        logging.set_verbosity_error()
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(confined())
-                if stands_in:
-                    from bertscope.transformers_access import flash_attn_stand_in
+        with ExitStack() as stack:
+            stack.callback(logging.set_verbosity, logging.get_verbosity())
+            logging.set_verbosity_error()
+            stack.enter_context(confined())
+            if stands_in:
+                from bertscope.transformers_access import flash_attn_stand_in
 
-                    stack.enter_context(flash_attn_stand_in())
-                yield transformers
-        finally:
-            logging.set_verbosity(before)
+                stack.enter_context(flash_attn_stand_in())
+            yield transformers
 
 
 @contextmanager
 def _without_values() -> Iterator[None]:
-    """Skip the initial values, which meta tensors do not have and whose computation imports torch._dynamo.
-
-    The constructors still tie weights, which transformers 4 skips together with the values; 5 skips nothing else.
-    """
+    # Meta tensors have no initial values, and their computation imports torch._dynamo. The constructors still tie
+    # weights, which transformers 4 skips together with the values; 5 skips nothing else.
     with ExitStack() as stack:
         with contextlib.suppress(ImportError, AttributeError):
             modeling_utils: Any = importlib.import_module("transformers.modeling_utils")

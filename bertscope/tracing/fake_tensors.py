@@ -13,7 +13,8 @@ from inspect import signature
 from typing import Any, TypeVar
 
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, SourceError, name_of
-from bertscope.model.modules import MAX_REAL_BYTES, at_most_real_bytes, note_values
+from bertscope.model.attention import say_once
+from bertscope.model.modules import MAX_REAL_BYTES, at_most_real_bytes
 from bertscope.settings.rows import CodeObject
 from bertscope.settings.training import CUSTOM, OPTIMIZERS
 from bertscope.sources.model_source import ModelSource
@@ -159,7 +160,7 @@ def run_without_values(
     _clear_caches(model)
     with running(source, model, "the CPU", described), at_most_real_bytes(limit):
         result = run(build("cpu"), with_values(model, inputs))
-    note_values(f"{source.name}: its forward reads values, so it ran on the CPU with random inputs")
+    say_once(f"{source.name}: its forward reads values, so it ran on the CPU with random inputs")
     return result
 
 

@@ -251,7 +251,7 @@ HOSTILE = {
     "share.txt": b"3.5\n", "large.txt": b"99999999999\n", "bytes.txt": bytes(range(256)) * 99, "line.txt": b"1" * 2**21,
     "formula.csv": b"length\n=1+1\n", "columns.csv": b"a,b\n1,2\n", "text.jsonl": b'{"text": "a"}\n',
     "half.jsonl": b'{"a":\n', "deep.jsonl": b"[" * 10**5, "nested.jsonl": b'{"text": [["a"]]}\n',
-    "mixed.jsonl": b'{"text": [1, "a"]}\n', "true.jsonl": b"true\n", "none.jsonl": b"null\n", "wrong.parquet": b"PAR1",
+    "mixed.jsonl": b'{"text": [1, "a"]}\n', "true.jsonl": b"true\n", "none.jsonl": b"null\n",
 }  # fmt: skip
 
 

@@ -25,18 +25,8 @@ from typing import Any, TextIO
 from bertscope.analyses.sweep.grid import Task, are_kept
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError, WorkerError, one_line
 from bertscope.files import write_file
-from bertscope.processes.child import (
-    ENDED,
-    ERROR,
-    GARBLED,
-    Child,
-    ForkedChild,
-    Inbox,
-    Worker,
-    die_with_parent,
-    output_for_parent,
-    starting,
-)
+from bertscope.processes import child
+from bertscope.processes.child import starting
 from bertscope.progress import notify
 from bertscope.reports.base import FAILED, SCHEMA
 from bertscope.reports.json import not_negative
@@ -66,9 +56,9 @@ KEPT_POINT = Functions(load="bertscope.analyses.sweep.grid:load_nothing")  # for
 
 def be_worker() -> None:
     """Be a worker of a pool: compute the task of each line of standard input until it ends."""
-    out = output_for_parent()
+    out = child.output_for_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    die_with_parent()
+    child.die_with_parent()
     lines = sys.stdin.buffer
     names = json.loads(lines.readline())
     pkgutil.resolve_name(names["load"])()
@@ -122,13 +112,11 @@ class Queue:
 
 
 def _common(group: Group, other: Group | None) -> int:
-    """Return how much two groups have in common: the number of equal fields from the first on."""
     same = [one == another for one, another in zip(group, other or (), strict=False)]
     return (*same, False).index(False)
 
 
 def _message(line: bytes) -> tuple[str, Any]:
-    """Return what a worker sends: that it is ready, or a row; raises an error for any other line."""
     return (_READY, None) if line.strip().decode() == _READY else ("row", SweepRow.from_line(line))
 
 
@@ -136,14 +124,18 @@ class Pool:
     """Processes that compute a queue's tasks; `start` starts one, and what it prints goes to `echo` too."""
 
     def __init__(
-        self, queue: Queue, start: Callable[[], Child | ForkedChild], functions: Functions, echo: TextIO | None = None
+        self,
+        queue: Queue,
+        start: Callable[[], child.Child | child.ForkedChild],
+        functions: Functions,
+        echo: TextIO | None = None,
     ) -> None:
         self.queue, self.start, self.functions, self.echo = queue, start, functions, echo
         self.attempts: Counter[str] = Counter()
         self.in_vain = 0  # starts one after another
-        self.inbox: Inbox = SimpleQueue()
-        self.started: list[Worker] = []
-        self.tasks: dict[Worker, Task | None] = {}  # of each worker that has not ended; None before it is ready
+        self.inbox: child.Inbox = SimpleQueue()
+        self.started: list[child.Worker] = []
+        self.tasks: dict[child.Worker, Task | None] = {}  # of each worker that has not ended; None before it is ready
 
     def rows(self, workers: int) -> Iterator[SweepRow]:
         """Yield the row of each task, in the order in which the workers complete them.
@@ -155,11 +147,11 @@ class Pool:
                 self._start()
             while self.tasks:
                 worker, kind, row = self.inbox.get()
-                if kind == ERROR:
+                if kind == child.ERROR:
                     raise row
                 if worker not in self.tasks:
                     continue
-                if kind in (ENDED, GARBLED):
+                if kind in (child.ENDED, child.GARBLED):
                     yield from self._ended(worker)
                     continue
                 self.in_vain = 0
@@ -177,12 +169,12 @@ class Pool:
                 worker.stop()
 
     def _start(self) -> None:
-        worker = Worker(self.start(), _message, self.inbox, self.echo)
+        worker = child.Worker(self.start(), _message, self.inbox, self.echo)
         self.started.append(worker)
         self.tasks[worker] = None
         worker.send(vars(self.functions))
 
-    def _ended(self, worker: Worker) -> Iterator[SweepRow]:
+    def _ended(self, worker: child.Worker) -> Iterator[SweepRow]:
         """Replace a worker that ended by itself; yield a row if it was the last attempt at its task."""
         task, reason = self._remove(worker), worker.death(_SECONDS)
         if task is None:
@@ -201,7 +193,7 @@ class Pool:
         if len(self.queue):
             self._start()
 
-    def _remove(self, worker: Worker) -> Task | None:
+    def _remove(self, worker: child.Worker) -> Task | None:
         self.queue.busy.pop(worker, None)
         with suppress(OSError):
             worker.process.stdin.close()  # type: ignore[union-attr]  # the end of a worker without a task
@@ -227,7 +219,7 @@ class _OfThread(threading.local):
 
     def __init__(self) -> None:
         self.queue = Queue(())
-        self.rows = Pool(self.queue, partial(Child, ENTRY), POINT, sys.stderr).rows(1)
+        self.rows = Pool(self.queue, partial(child.Child, ENTRY), POINT, sys.stderr).rows(1)
 
 
 _of_thread = _OfThread()
@@ -334,29 +326,22 @@ class ResultsFile:
 
         Raises SourceError for a file with other content, which is not changed.
         """
+        starts = [_START + key.encode() + b'"' for key in self.points]
         with self.path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), 1):
                 if line.endswith(b"\n"):
                     self._know(self._row(line, number), line)
-                elif not file.read(1) and self._is_begun(line):
+                # A line with the complete key of a point proves whose it is, a shorter one does with the first line.
+                elif not file.read(1) and any(
+                    line.startswith(start) or (next(iter(self.lines), "") in self.points and start.startswith(line))
+                    for start in starts
+                ):
                     os.ftruncate(self.descriptor, self.size_bytes)
                     notify(f"{self.path}:{number} was not written to its end; its point is computed again")
                 else:
                     raise self._not_a_row(line, number)
 
-    def _is_begun(self, line: bytes) -> bool:
-        """Return True for the beginning of a row of this grid, in a file whose first line is such a row.
-
-        A line with the complete key of a point proves by itself whose it is.
-        """
-        starts = [_START + key.encode() + b'"' for key in self.points]
-        if any(line.startswith(start) for start in starts):
-            return True
-        is_own = next(iter(self.lines), "") in self.points
-        return is_own and any(start.startswith(line) for start in starts)
-
     def _row(self, line: bytes, number: int) -> SweepRow:
-        """Return the row that a sweep has written as this line; raises SourceError for another line."""
         with suppress(BertscopeError, ValueError, RecursionError, OverflowError):
             row = SweepRow.from_line(line)
             point = json.loads(json.dumps(self.points.get(row.key, row.point)))
@@ -397,26 +382,18 @@ def results_file(path: Path, points: Mapping[str, Mapping[str, Any]]) -> Iterato
     except OSError as error:
         raise SourceError(f"{path} cannot be written: {error.strerror}; name a file in a folder that exists") from None
     try:
-        _lock(descriptor, path)
+        with suppress(ImportError):  # Windows
+            import fcntl
+
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_ours = os.path.samestat(os.fstat(descriptor), path.stat())  # not replaced by another process
+            except OSError as error:  # a file system without locks
+                is_ours = not isinstance(error, BlockingIOError)
+            if not is_ours:
+                raise SourceError(f"another sweep writes to {path}; wait for its end, or name another file")
         results = ResultsFile(path, descriptor, points)
         results.read()
         yield results
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    """Lock the file until this process ends; raises SourceError if another process has locked or replaced it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_same = os.path.samestat(os.fstat(descriptor), path.stat())
-    except BlockingIOError:
-        is_same = False
-    except OSError:  # a file system without locks
-        return
-    if not is_same:
-        raise SourceError(f"another sweep writes to {path}; wait for its end, or name another file")

@@ -93,7 +93,6 @@ def _rows(history: History) -> tuple[WhyRow, ...]:
 
 
 def _samples(history: History) -> tuple[WhySample, ...]:
-    """Return the highest moment of each of some equal spans of the history."""
     changes = list[tuple[int, str, int]]()
     for block in history.all_blocks if history.events > 1 else ():
         changes.append((max(block.born, 0), block.part, block.size))
@@ -134,7 +133,6 @@ def finding(key: str, size: int, frees: int | None = None, **values: str | int) 
 
 
 def _caller(blocks: list[HeldBlock]) -> str:
-    """Return the line outside all modules that most bytes of the blocks have."""
     groups = _grouped(blocks, attrgetter("kind.caller"))
     return max(groups, key=lambda line: size_of(groups[line]), default="")
 
@@ -155,7 +153,6 @@ def _by_stack(blocks: Iterable[HeldBlock]) -> Iterable[list[HeldBlock]]:
 
 
 def _leaks(history: History) -> Iterator[WhyFinding]:
-    """Yield what lives on from earlier forward passes: their graphs, outputs or losses."""
     old = [
         block for block in history.blocks
         if 1 <= block.forward_pass < history.last_pass and KEY_VALUES not in block.kind.marks
@@ -195,7 +192,6 @@ def _open_graph(history: History) -> Iterator[WhyFinding]:
 
 
 def _models(history: History) -> Iterator[WhyFinding]:
-    """Yield parameters that are on the GPU several times: loaded by several lines, or by one line in a loop."""
     blocks = [block for block in history.of("parameters") if COPIED not in block.kind.marks]
     groups = _grouped(blocks, lambda block: tuple(line for line in block.kind.lines if not line.endswith("__init__)")))
     alike = _alike(sorted((group for group in groups.values() if len(group) > 1), key=size_of))
@@ -225,7 +221,6 @@ def _alike(groups: list[list[HeldBlock]]) -> list[list[HeldBlock]]:
 
 
 def _optimizer(history: History) -> Iterator[WhyFinding]:
-    """Yield optimizer state of the same parameters that exists twice, or the state."""
     state = history.of("optimizer_state")
     # The moments of Adam are made at two lines of one step.
     groups = _grouped(state, lambda block: (block.forward_pass, *(x for x in block.kind.lines if x[-5:] != "step)")))
@@ -236,7 +231,6 @@ def _optimizer(history: History) -> Iterator[WhyFinding]:
 
 
 def _fragmentation(history: History) -> Iterator[WhyFinding]:
-    """Yield what torch has reserved and cannot give out."""
     reserved = history.reserved_bytes or 0
     unusable = reserved - history.total
     if (history.moment == OOM and unusable >= history.tried) or unusable > max(_FRAGMENTED * reserved, _SEGMENTS):
@@ -344,7 +338,6 @@ def message_report(text: str, name: str) -> WhyReport:
 
 
 def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
-    """Return the numbers of the last message with any, and the stack of the last traceback before it."""
     starts = deque((match.start() for match in _START.finditer(text)), _MOST_STARTS)
     for start in reversed(starts):
         message = " ".join(text[start : start + _REACH].split())

@@ -121,7 +121,12 @@ def stack_kind(frames: Any) -> StackKind:
     dicts = [frame for frame in frames[:_MOST_FRAMES] if isinstance(frame, dict)]
     if len(dicts) == 3 and not any(frame.get("filename") for frame in dicts):
         return _own_kind(dicts)
-    read = [_frame(*_plain(frame)) for frame in dicts]
+    read = []
+    for frame in dicts:  # without its values of another type
+        file, line, name = (frame.get(key) for key in ("filename", "line", "name"))
+        number = line if isinstance(line, int) and 0 < line < 2**31 else 0
+        path, function = (text if isinstance(text, str) else "" for text in (file, name))
+        read.append(_frame(path[-_MOST_PATH:], number, function[-_MOST_TEXT:]))
     marks = frozenset(chain.from_iterable(frame.marks for frame in read))
     phase, part = next((frame.rule for frame in read if frame.rule), (USER, TENSORS))
     if any(frame.key.endswith("linear.py:forward") for frame in read):
@@ -141,16 +146,7 @@ def stack_kind(frames: Any) -> StackKind:
     )  # fmt: skip
 
 
-def _plain(frame: dict[str, Any]) -> tuple[str, int, str]:
-    """Return the file, the line and the name of a frame; a value of another type is left out."""
-    file, line, name = (frame.get(key) for key in ("filename", "line", "name"))
-    number = line if isinstance(line, int) and 0 < line < 2**31 else 0
-    path, function = (text if isinstance(text, str) else "" for text in (file, name))
-    return path[-_MOST_PATH:], number, function[-_MOST_TEXT:]
-
-
 def _own_kind(frames: Sequence[dict[str, Any]]) -> StackKind:
-    """Return the kind of a stack that this program wrote: operator, module, and part with phase."""
     operator, path, last = (str(frame.get("name", ""))[:_MOST_TEXT] for frame in frames)
     match = _OWN.match(last)
     if match is None:
@@ -235,10 +231,7 @@ class History:
         return self
 
     def _phases(self) -> list[StepPhase]:
-        """Return the phases in order.
-
-        A pass begins after a backward pass or an update, and where the stack that marks the loop comes again.
-        """
+        # A pass begins after a backward pass or an update, and where the stack that marks the loop comes again.
         markers, phases, seen = self._markers(), [StepPhase(-1, LOAD, 0)], set[int]()
         for block in self.all_blocks:
             last, stack = phases[-1], id(block.kind)
@@ -249,10 +242,8 @@ class History:
         return phases
 
     def _markers(self) -> set[int]:
-        """Return a stack of each loop that occurs once in a forward pass: the first of those that repeat least often.
-
-        The layers of a list have one stack, which repeats in a pass; in a loop that ran once others do not repeat.
-        """
+        # A stack of each loop that occurs once in a forward pass: the first of those that repeat least often. The
+        # layers of a list have one stack, which repeats in a pass; in a loop that ran once others do not repeat.
         counts: dict[str, Counter[int]] = defaultdict(Counter)
         for block in self.all_blocks:
             if block.phase == FORWARD:
@@ -389,7 +380,6 @@ class _Reader:
         return history
 
     def segments(self, history: History, segments: list[dict[str, Any]]) -> dict[int, HeldBlock]:
-        """Add what torch has reserved at the end to a history; return the blocks at the end by their addresses."""
         blocks = {}
         for segment in segments:
             address, total = _whole(segment.get("address")), _whole(segment.get("total_size"))
@@ -410,7 +400,6 @@ class _Reader:
 
 
 def _whole(value: Any) -> int:
-    """Return a size or an address; raises SourceError for another value."""
     if type(value) is not int or not 0 <= value < 2**64:
         raise SourceError("no memory snapshot: a size or an address is no number")
     return value
