@@ -18,12 +18,11 @@ above 1 MiB (should_split and alloc_found_block in CUDACachingAllocator.cpp).
 
 from __future__ import annotations
 
-import struct
+import pickle
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 from bertscope.frozen import Record
@@ -453,9 +452,6 @@ def _laying_down(passes: Iterable[tuple[Where, int]], gradients: dict[int, str])
 # ---- the file of a trace for PyTorch's memory viewer (pytorch.org/memory_viz, or torch.cuda._memory_viz) ----
 
 
-_ITEMS = 1000  # for one instruction of a pickle, as in the standard library
-
-
 def snapshot(trace: MemoryTrace) -> bytes:
     """Return the pickle that `torch.cuda.memory._dump_snapshot` would write for the step, with invented addresses."""
     entries: list[dict[str, Any]] = []
@@ -474,33 +470,4 @@ def snapshot(trace: MemoryTrace) -> bytes:
         for action in ("alloc",) if number >= 0 else ("free_requested", "free_completed"):
             entries.append({"action": action, "addr": addresses[max(number, ~number)], "size": abs(size), "stream": 0,
                             "frames": frames, "time_us": time})  # fmt: skip
-    return pickled({"segments": [], "device_traces": [entries]})
-
-
-def pickled(value: Any) -> bytes:
-    """Return the pickle, protocol 4, of dicts, lists, text and integers, which are all that a snapshot needs."""
-    return b"".join((b"\x80\x04", *_instructions(value, {}), b"."))
-
-
-def _instructions(value: Any, memo: dict[str, int]) -> Iterator[bytes]:
-    """Yield the instructions that push a value; a repeated text comes from the memo."""
-    if isinstance(value, (dict, list)):
-        is_dict = isinstance(value, dict)
-        yield b"}" if is_dict else b"]"
-        items = list(value.items()) if isinstance(value, dict) else [(item,) for item in value]
-        for start in range(0, len(items), _ITEMS):
-            yield b"("
-            for item in chain.from_iterable(items[start : start + _ITEMS]):
-                yield from _instructions(item, memo)
-            yield b"u" if is_dict else b"e"
-    elif isinstance(value, str) and value in memo:
-        yield struct.pack("<cI", b"j", memo[value])
-    elif isinstance(value, str):
-        memo[value] = len(memo)
-        text = value.encode("utf-8", "surrogatepass")
-        yield struct.pack("<cI", b"X", len(text)) + text + b"\x94"
-    elif type(value) is int:
-        size = value.bit_length() // 8 + 1
-        yield struct.pack("<BB", 0x8A, size) + value.to_bytes(size, "little", signed=True)
-    else:
-        raise TypeError(f"a snapshot holds no {type(value).__name__}")
+    return pickle.dumps({"segments": [], "device_traces": [entries]}, protocol=4)
