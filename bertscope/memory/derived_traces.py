@@ -278,7 +278,7 @@ def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
     held, changes, place_of = rows(run_config.loop)
     other_held, other_changes, _ = rows(run_config.other_loop)
     trace = replace(trace, kinds=kinds, held=held, changes=changes, places=places, place_of=place_of,
-                    other_held=other_held, other_changes=other_changes).ordered()  # fmt: skip
+                    other_held=other_held, other_changes=other_changes)  # fmt: skip
     trace = _of_version(trace, run_config)
     return _zeroed_between(trace) if run_config.zeroes_between and not run_config.has_gradients_before else trace
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
+from bertscope.memory.kernel_rules import RULES
 from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, statistics_bytes
 from bertscope.memory.step import STEP_END, ModelStep
 from bertscope.memory.summary import NAMESPACES, kind_of
@@ -39,7 +41,7 @@ from bertscope.tracing.fake_tensors import (
     mark_whole,
     selects_inputs,
 )
-from bertscope.tracing.log import Call, Position, RunLog, tensors
+from bertscope.tracing.log import Call, Event, Position, RunLog, tensors
 from bertscope.tracing.record import SETUP, Device, Recorder, hooks
 
 _RESULTS = OperatorResults()
@@ -103,12 +105,21 @@ def block_of(log: RunLog, number: int, part: str, variable: str = "", stream: st
 
 
 def events_of(log: RunLog, numbers: Iterable[int], block: Callable[[int], Block]) -> Iterator[MemoryEvent]:
-    """Yield these events of a log as memory events; `block` returns a block's origin."""
-    for event in map(log.events.__getitem__, numbers):
-        number = max(event.block, ~event.block)
-        size, position = log.blocks[number].size_bytes, event.position
-        yield MemoryEvent(size if event.block >= 0 else -size, block(number), position.phase, position.path,
-                          log.operator(event.call))  # fmt: skip
+    """Yield these events of a log as memory events; `block` returns a block's origin.
+
+    The order of frees at one place changes from run to run, as when autocast ends: they come as they were allocated.
+    """
+
+    def place(event: Event) -> Position | None:
+        is_free = event.block < 0 and log.blocks[~event.block].dtype not in RULES  # scratch is freed at once
+        return event.position if is_free else None
+
+    for freed_at, run in groupby(map(log.events.__getitem__, numbers), key=place):
+        for event in sorted(run, key=lambda event: ~event.block) if freed_at else run:
+            number, position = max(event.block, ~event.block), event.position
+            size = log.blocks[number].size_bytes
+            yield MemoryEvent(size if event.block >= 0 else -size, block(number), position.phase, position.path,
+                              log.operator(event.call))  # fmt: skip
 
 
 @dataclass

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -33,7 +33,6 @@ PARTS = tuple(part.name for part in fields(Parts))
 GRANULE_BYTES = {"cpu": 1, "cuda": 512}
 PREVIOUS = "previous "  # before the name of a variable of the loop: its value of the step before
 SAVED = "activations"
-_COPY = "_to_copy"
 Where = tuple[str, str, str]  # phase, module and operator
 
 
@@ -321,46 +320,6 @@ class MemoryTrace:
             elif living[~kind]:
                 yield event, ~living[~kind].pop()
 
-    def _with_sorted_frees(self, run: Callable[[int], str]) -> list[int]:
-        """Return the events' numbers; consecutive frees with an equal `run` in allocation order."""
-        blocks = dict(self.matched())
-        order: list[int] = []
-        for is_run, events in groupby(range(len(self.changes)), key=run):
-            numbers = list(events)
-            order += sorted(numbers, key=lambda event: ~blocks.get(event, ~0)) if is_run else numbers
-        return order
-
-    def _by_allocation(self) -> list[int]:
-        """Return the events' numbers; consecutive frees in a phase are in allocation order."""
-        kinds, phases = self.kinds, [where[0] for where in self.layout.places]
-
-        def run(event: int) -> str:
-            is_free = self.changes[event] < 0 and kinds[~self.changes[event]].block.dtype not in RULES
-            return phases[event] if is_free else ""
-
-        return self._with_sorted_frees(run)
-
-    def ordered(self) -> MemoryTrace:
-        """Return the trace with consecutive frees of autocast's copies in allocation order.
-
-        Their own order, when autocast ends after forward or after a recomputed layer, changes from run to run.
-        """
-        phases = [where[0] for where in self.places]
-        copies = {
-            ~number: kind.block.recomputed for number, kind in enumerate(self.kinds) if kind.block.operator == _COPY
-        }
-        if not copies:
-            return self
-
-        def run(event: int) -> str:
-            change, phase = self.changes[event], phases[self.place_of[event]]
-            return phase if change in copies and (copies[change] or phase == FORWARD) else ""
-
-        order = self._with_sorted_frees(run)
-        return replace(
-            self, changes=[self.changes[event] for event in order], place_of=[self.place_of[event] for event in order]
-        )
-
     # ---- at another batch ----
 
     def with_slopes(
@@ -369,44 +328,35 @@ class MemoryTrace:
         """Return the trace with slopes, from a larger run; None if events differ or a size grows unevenly.
 
         By default that is the run at LARGE_BATCH; with another `span` it may have longer sequences.
-        Consecutive frees have no order: if it differs, they are compared in allocation order.
         """
-        if len(self.held) != len(large.held) or len(self.changes) != len(large.changes):
-            return None
-        everything = range(len(self.changes))
-        with suppress(ValueError):
-            return self._with_slopes(large, everything, everything, span, least)
-        with suppress(ValueError):
-            return self._with_slopes(large, self._by_allocation(), large._by_allocation(), span, least)
-        return None
-
-    def _with_slopes(
-        self, large: MemoryTrace, events: Iterable[int], large_events: Iterable[int], span: int, least: int
-    ) -> MemoryTrace:
-        kinds: dict[tuple[int, int], int] = {}
+        numbers: dict[tuple[int, int], int] = {}  # of the rows, by the kinds in both runs
         rows: list[Kind] = []
 
         def number(one: int, other: int) -> int:
-            if (one, other) not in kinds:
+            if (one < 0) != (other < 0):
+                raise ValueError("an allocation is no free")
+            if one < 0:
+                return ~number(~one, ~other)
+            if (one, other) not in numbers:
                 rows.append(self.kinds[one].with_slopes(large.kinds[other], span, least))
-                kinds[one, other] = len(kinds)
-            return kinds[one, other]
+                numbers[one, other] = len(numbers)
+            return numbers[one, other]
 
-        held = list(map(number, self.held, large.held))
-        changes = [0] * len(self.changes)
-        for one, other in zip(events, large_events, strict=True):
-            change, large_change = self.changes[one], large.changes[other]
-            is_same = (change < 0) == (large_change < 0)
-            if not is_same or self.places[self.place_of[one]] != large.places[large.place_of[other]]:
-                raise ValueError(f"event {one} is another one")
-            changes[one] = number(change, large_change) if change >= 0 else ~number(~change, ~large_change)
-        calls = {}
-        for one_call, large_call in zip(sorted(self.collectives), sorted(large.collectives), strict=True):
-            if one_call != large_call._replace(full_bytes=one_call.full_bytes):
-                raise ValueError(f"{one_call} is not {large_call}")
-            calls[one_call] = _slope(one_call.full_bytes, large_call.full_bytes, span, least)
-        pairs = [(call, calls[call]) for call in self.collectives]
-        return replace(self, kinds=rows, held=held, changes=changes, calls=pairs, traced_layers=large.traced_layers)
+        if self.layout.places != large.layout.places:
+            return None
+        with suppress(ValueError):
+            held, changes = (
+                [number(*pair) for pair in zip(one, other, strict=True)]
+                for one, other in ((self.held, large.held), (self.changes, large.changes))
+            )
+            calls = {}
+            for one_call, large_call in zip(sorted(self.collectives), sorted(large.collectives), strict=True):
+                if one_call != large_call._replace(full_bytes=one_call.full_bytes):
+                    raise ValueError(f"{one_call} is not {large_call}")
+                calls[one_call] = _slope(one_call.full_bytes, large_call.full_bytes, span, least)
+            pairs = [(call, calls[call]) for call in self.collectives]
+            return replace(self, kinds=rows, held=held, changes=changes, calls=pairs, traced_layers=large.traced_layers)
+        return None
 
     # ---- the cache ----
 
