@@ -210,27 +210,29 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
     """
     from bertscope.measure import profile
 
-    real = profile._Child
+    kinds = {name: getattr(profile, name) for name in ("_Child", "_Ranks")}
 
     @once
-    def measured(job: Any, seconds: float) -> Any:
-        with profile.starting("", profile.entry_of(job)) as start:
-            child = real(job, seconds, start)
-        try:
-            child.measure()
-            child.run_timed_steps()
-        finally:
-            child.stop()
+    def measured(name: str, job: Any, seconds: float) -> Any:
+        kind = kinds[name]
+        with profile.starting(kind.load, kind.entry) as start:
+            child = kind(job, seconds, start)
+            try:
+                child.measure()
+                if not child.is_stopped:
+                    child.run_timed_steps()
+            finally:
+                child.stop()
         return child.sent, child.problem
 
-    class Child(real):  # type: ignore[misc, valid-type]
+    class Child(kinds["_Child"]):  # type: ignore[misc, name-defined]
         """A child whose process ran once for all tests."""
 
         is_stopped = True
 
         def __init__(self, job: Any, seconds: float, *_: object) -> None:
             self.job, self.is_in_turn = job, True
-            self.sent, self.problem = measured(job, seconds)
+            self.sent, self.problem = measured("_Child" if job.launch is None else "_Ranks", job, seconds)
 
         def measure(self) -> None:
             """Do nothing."""
@@ -252,7 +254,8 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
             patch.chdir(folder)
             for variable in TERMINAL:
                 patch.delenv(variable, raising=False)
-            patch.setattr(profile, "_Child", Child)
+            for name in kinds:
+                patch.setattr(profile, name, Child)
             return run_cli(*shlex.split(command)[1:])
 
     return once(run)

@@ -12,7 +12,7 @@ from typing import Any
 from bertscope import __version__
 from bertscope.errors import one_line
 from bertscope.measure.profile_job import Job, Sent, available_bytes, read_message
-from bertscope.measure.watch import RanksWatch
+from bertscope.measure.watch import DIED, RanksWatch
 from bertscope.processes.child import ENDED, ERROR, Child, ForkedChild, Worker, starting
 from bertscope.progress import detailed, expect, progress
 from bertscope.reports.base import Subject
@@ -24,7 +24,6 @@ from bertscope.settings.run_config import AS_IN_TRANSFORMERS, RunConfig, timed_s
 from bertscope.units import bytes_text
 
 _Start = Callable[[], Child | ForkedChild]
-_LOAD = "bertscope.measure.profile_worker:load_for_jobs"
 _POLL_SECONDS = 0.2
 INTERRUPTED = ("interrupted", "was interrupted")
 
@@ -40,11 +39,13 @@ def profile_report(
     the jobs that follow. Raises a child's BertscopeError.
     """
     children: list[_Child] = []
-    with starting(_LOAD, entry_of(jobs[0]), forks=len(jobs) > 1 and jobs[0].run_config.device == "cpu") as start:
+    first, kind = jobs[0], _Ranks if jobs[0].launch else _Child
+    forks = first.run_config.device == "cpu" and (len(jobs) > 1 or first.launch is not None)
+    with starting(kind.load, kind.entry, forks=forks) as start:
         try:
             for job in jobs:
                 beside = children[0].sent.estimated.cost.peak_bytes if children and children[0].sent.estimated else 0
-                children.append(_Child(replace(job, beside_peak_bytes=beside), timeout_seconds, start))
+                children.append(kind(replace(job, beside_peak_bytes=beside), timeout_seconds, start))
                 children[-1].measure()
                 if children[-1].problem == INTERRUPTED:
                     break
@@ -52,13 +53,13 @@ def profile_report(
                 # share its memory, which this process does not see: they do not wait.
                 sizes = [child.sent.process.run_high_water_bytes for child in children if child.sent.process]
                 available = available_bytes()
-                if not sizes or available is None or 2 * max(sizes) > available:
+                has_room = sizes and available is not None and 2 * max(sizes) <= available
+                if not (has_room or children[-1].is_stopped):
                     children[-1].run_timed_steps()
             _take_turns([child for child in children if not child.is_stopped])
         finally:
             for child in children:
                 child.stop()
-    first = jobs[0]
     about = next((child.sent.subject for child in children if child.sent.subject), None)
     if about is None:  # the source tells it, and of a BERT all
         source, config = first.source, first.source.bert_config
@@ -99,20 +100,14 @@ def _take_turns(children: Sequence[_Child]) -> None:
             child.run_timed_step(number, steps, [other.first_seconds for other in children])
 
 
-def entry_of(job: Job) -> str:
-    """Return the function that a child of this job calls."""
-    return f"bertscope.measure.{'rank:launcher' if job.launch else 'profile_worker:main'}"
-
-
 class _Child:
     """A child process: it measures its job's memory, then runs a timed step for each line that it is sent."""
 
     who = "the child"  # or the rank with the problem
+    load, entry = "bertscope.measure.profile_worker:load_for_jobs", "bertscope.measure.profile_worker:main"
 
     def __init__(self, job: Job, timeout_seconds: float, start: _Start) -> None:
-        self.watch = None if job.launch is None else RanksWatch(job)
-        self.job = job if self.watch is None else self.watch.job
-        self.timeout_seconds = timeout_seconds
+        self.job, self.timeout_seconds, self.start = job, timeout_seconds, start
         self.sent = Sent()
         self.problem: tuple[str, Any] | None = None
         self.is_in_turn = False
@@ -129,8 +124,7 @@ class _Child:
 
     def measure(self) -> None:
         """Give the child its job and wait until it has measured the memory; raise its BertscopeError."""
-        answer = "timing" if self.watch is None else "ended"
-        self._ask(self.job.to_json(), answer)
+        self._ask(self.job.to_json(), "timing")
         if self.problem is not None and self.problem[0] == ERROR:
             raise self.problem[1]
         if self.problem is None:
@@ -147,11 +141,11 @@ class _Child:
         self.stop()
 
     def run_timed_step(self, number: int, steps: int, seconds: Sequence[float]) -> None:
-        """Have the child run one more step and send its time; ranks have run theirs already.
+        """Have the child run one more step and send its time.
 
         A step of this child and of those that take turns with it takes about `seconds`.
         """
-        if self.problem is not None or self.watch is not None:
+        if self.problem is not None:
             return
         self.is_in_turn = len(seconds) > 1
         self.sent.stage = f"timing step {number + 1} of {steps}"
@@ -169,21 +163,15 @@ class _Child:
                 message = self.worker.receive(_POLL_SECONDS)
                 if message is not None and message[0] == ENDED:
                     self.stop()
-                    self.problem = ("died", self.worker.death())
+                    self.problem = (DIED, self.worker.death())
                     break
                 if message is not None:
                     self._keep(*message)
                     is_answered = message[0] == answer
-                    if message[0] == "stage" and self.watch is None:  # each phase has the whole limit
+                    if message[0] == "stage":  # each phase has the whole limit
                         deadline = time.monotonic() + self.timeout_seconds
                 if not is_answered and time.monotonic() > deadline and self.problem is None:
-                    self.problem = ("timeout", f"ran for longer than {self.timeout_seconds:g} s")
-                if self.watch is not None:
-                    for message_of_rank in self.watch.read():
-                        self._keep(*message_of_rank)
-                    if failure := self.watch.failure(self.sent.ended, self.problem):
-                        self.who, self.sent.stage, self.problem = failure
-                    self.sent.ranks = self.watch.folded()
+                    self.problem = self._late
                 if self.problem is None:
                     progress(shown or detailed(self.name, self.sent.stage))
         except KeyboardInterrupt:
@@ -199,14 +187,12 @@ class _Child:
         else:
             self.problem = (kind, content)
 
+    @property
+    def _late(self) -> tuple[str, str]:
+        return "timeout", f"ran for longer than {self.timeout_seconds:g} s"
+
     def stop(self) -> None:
-        if self.is_stopped:
-            return
-        if self.watch is not None and self.sent.ended is None:
-            self.watch.kill()
         self.worker.stop()
-        if self.watch is not None:
-            self.watch.close()
 
     def variant(self) -> Variant:
         run_config, sent = self.job.run_config, self.sent
@@ -237,6 +223,35 @@ class _Child:
             return None
         step = calibration_step(self.job.source.name, run, measured, estimated, sent.work, sent.seconds)
         return CalibrationReport(machine=sent.gpu, rates=sent.rates, steps=(step,))
+
+
+class _Ranks(_Child):
+    """A job of real ranks: a child that estimates, and then one for each rank."""
+
+    load, entry = "bertscope.measure.rank:load_for_ranks", "bertscope.measure.rank:main"
+
+    def measure(self) -> None:
+        super().measure()
+        self.stop()
+        if self.problem is not None:
+            return
+        self.sent.stage = "starting the ranks"
+        watch, deadline = RanksWatch(self.job, self.start), time.monotonic() + self.timeout_seconds
+        try:
+            while self.problem is None and not watch.has_ended:
+                for message in watch.read(_POLL_SECONDS):
+                    self._keep(*message)
+                if failure := watch.failure(self._late if time.monotonic() > deadline else None):
+                    self.who, self.sent.stage, self.problem = failure
+                else:
+                    progress(detailed(self.name, self.sent.stage))
+        except KeyboardInterrupt:
+            self.problem = INTERRUPTED
+        finally:
+            watch.close()
+        self.sent.ranks = watch.folded()
+        if self.problem is not None and self.problem[0] == ERROR:
+            raise self.problem[1]
 
 
 def calibration_step(
@@ -271,7 +286,7 @@ def _failure(job: Job, sent: Sent, who: str, kind: str, text: Any) -> str:
     happened = {
         "out of memory": f"ran out of memory{limit}",
         "failed": f"failed: {one_line(text, limit=300)}",
-        "died": f"{text}{limit}",
+        DIED: f"{text}{limit}",
     }.get(kind, text)
     expected = f"; the estimate is {bytes_text(sent.estimated.cost.peak_bytes)}" if sent.estimated else ""
     said = f"{who} {happened} while {sent.stage}{expected}"

@@ -25,10 +25,11 @@ Say = Callable[[str, Any], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RankLaunch:
-    """The real ranks of a job; the folder has their files."""
+    """The real ranks of a job, and the one that a child is; they meet at a file in the folder."""
 
     nproc: int
     timeout_seconds: float = 600.0
+    rank: int | None = None  # None: the child estimates
     folder: str = ""
 
 
@@ -66,11 +67,6 @@ class Job:
         return cls(source=source, launch=launch, **run_configs, **data)
 
 
-def printed_file(folder: str, rank: int) -> Path:
-    """Return the file with what a rank prints."""
-    return Path(folder) / f"{rank}.printed"
-
-
 @dataclass
 class Sent:
     """The messages that a child has sent so far. A message's type is its field's type."""
@@ -89,7 +85,6 @@ class Sent:
     gpu: Machine | None = None  # this and the next two for a calibration
     work: CardWork | None = None
     rates: dict[str, float] = field(default_factory=dict)
-    ended: dict[str, int] | None = None  # of a launcher: the exit codes of the ranks that failed
     traffic: tuple[TrafficRow, ...] = ()  # of the first rank
     ranks: tuple[RankRow, ...] = ()  # what the messages of the ranks say
 
@@ -100,7 +95,6 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
     },
     "break_even": BreakEven | None,
     "seconds": float,
-    "pid": int,  # this and the next of a rank
     "row": RankRow,
     **dict.fromkeys(("out of memory", "files", "failed"), str),
 }

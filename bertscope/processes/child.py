@@ -329,7 +329,7 @@ def run_and_end(run: Callable[[], Any]) -> NoReturn:
 ENDED, GARBLED = "no more messages", "garbled"  # kinds of messages that the supervisor makes itself
 _MAX_MESSAGE_BYTES = 2**27  # a step of 100,000 events needs 20 MiB
 _ERROR_START = f'["{ERROR}", '.encode()
-_LAST_LINES = 21
+_LAST_LINES = 200  # with the stack of each thread
 _DRAIN_SECONDS = 0.5
 Message = tuple[str, Any]  # its kind and its content
 Inbox = queue.Queue[tuple["Worker", str, Any]]
