@@ -250,8 +250,9 @@ class _Ranks(_Child):
         finally:
             watch.close()
         self.sent.ranks = watch.folded()
-        if self.problem is not None and self.problem[0] == ERROR:
-            raise self.problem[1]
+        kind, error = self.problem or ("", None)
+        if kind == ERROR:
+            raise error  # type: ignore[misc]  # a BertscopeError
 
 
 def calibration_step(

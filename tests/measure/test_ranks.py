@@ -6,9 +6,9 @@ import errno
 import json
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +24,7 @@ from bertscope.measure.profile_worker import job_error
 from bertscope.measure.watch import RanksWatch
 from bertscope.memory.simulator import Simulator
 from bertscope.processes.child import can_fork
+from bertscope.processes.folders import OwnFolder
 from bertscope.progress import listening
 from bertscope.reports.memory import RankRow
 from bertscope.reports.step import Parts, PhasePeak, StepCost
@@ -69,8 +70,8 @@ def look():
             client.settimeout(1)
             if client.connect_ex((address, int(port, 16))) == 0:
                 reached.append([address, port])
-    (messages,) = {name for name in files if name.endswith("/1.messages")}
-    mode = os.stat(os.path.dirname(messages)).st_mode & 0o777
+    (store,) = Path("tmp").glob("*/store")
+    mode = store.parent.stat().st_mode & 0o777
     Path("seen").write_text(json.dumps({"listening": found, "reached": reached, "mode": mode, "pickle": unpickled}))
 
 class Own(torch.nn.Module):
@@ -197,20 +198,20 @@ def test_a_rank_that_hangs_is_named_with_its_place_and_is_gone_at_the_timeout(cl
 
 def test_the_folder_of_a_killed_run_is_removed_by_the_next_and_no_other_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    killed, running = RanksWatch(job("fsdp", (2,))), RanksWatch(job("fsdp", (2,)))
-    killed.temporary.lock.close()  # as the system does when a process ends
+    killed, running = OwnFolder(), OwnFolder()
+    killed.lock.close()  # as the system does when a process ends
     foreign, link, strange = (tmp_path / f"bertscope-{name}" for name in ("foreign", "link", "strange"))
     foreign.mkdir()
     (foreign / "notes").write_text("mine")
-    link.symlink_to(killed.folder)
+    link.symlink_to(killed.name)
     strange.mkdir()
     (strange / "bertscope.lock").symlink_to(foreign / "notes")
-    RanksWatch(job("fsdp", (2,))).close()
-    assert not killed.folder.exists()
-    assert running.folder.exists()
+    OwnFolder().cleanup()
+    assert not Path(killed.name).exists()
+    assert Path(running.name).exists()
     assert (foreign / "notes").read_text() == "mine"
     assert strange.exists()
-    running.close()
+    running.cleanup()
 
 
 def test_an_error_of_a_job_has_a_kind_and_its_own_words():
@@ -272,67 +273,104 @@ def row(number, peak_bytes, seconds=1.0):
     )
 
 
+class Process:
+    """A rank that says what a test has it say, on the ends of its streams."""
+
+    def __init__(self):
+        self.stdin, self.returncode = BytesIO(), None
+        (out, self.out), (err, self.err) = os.pipe(), os.pipe()
+        self.stdout, self.stderr, self.pid = os.fdopen(out, "rb"), os.fdopen(err, "rb"), os.getpid()
+
+    def say(self, *messages):
+        os.write(self.out, b"".join(json.dumps(message, default=vars).encode() + b"\n" for message in messages))
+
+    def print(self, text):
+        os.write(self.err, text.encode())
+
+    def end(self, code):
+        self.returncode = code
+        os.close(self.err)
+        os.close(self.out)
+
+    def poll(self):
+        return self.returncode
+
+    def wait(self, timeout=None):
+        return self.returncode
+
+    def kill_group(self):
+        if self.returncode is None:
+            self.end(-9)
+
+
 @pytest.fixture
-def watch():
-    found = RanksWatch(job("fsdp", (4,)))
-    read = Job.from_json((found.folder / "job.json").read_bytes())
-    assert (read.launch, read.run_config) == (found.job.launch, found.job.run_config)
-    yield found
-    found.close()
+def ranks():
+    """The processes of four ranks, and what watches them."""
+    processes = [Process() for _ in range(4)]
+    watch = RanksWatch(job("fsdp", (4,)), iter(processes).__next__)
+    sent = [Job.from_json(process.stdin.getvalue()) for process in processes]
+    assert [one.launch.rank for one in sent] == [0, 1, 2, 3]
+    yield processes, watch
+    watch.close()
 
 
-def say(watch, number, *messages):
-    with open(watch.folder / f"{number}.messages", "a") as file:
-        file.writelines(json.dumps(message, default=vars) + "\n" for message in messages)
+def heard(watch, count):
+    """Read that many messages; return those for the report."""
+    return [message for _ in range(count) for message in watch.read(60)]
 
 
-def stderr(watch, number, text):
-    (watch.folder / f"{number}.printed").write_text(text)
-
-
-def test_ranks_that_agree_are_one_row_with_the_slowest_step(watch):
+def test_ranks_that_agree_are_one_row_with_the_slowest_step(ranks):
+    processes, watch = ranks
     for number in (3, 0, 1, 2):
-        say(watch, number, ("row", row(number, 100 if number != 2 else 90, seconds=float(number))))
-    assert list(watch.read()) == []
+        processes[number].say(("row", row(number, 100 if number != 2 else 90, seconds=float(number))))
+    assert heard(watch, 4) == []
     agreeing, other = watch.folded()
     assert (agreeing.ranks, agreeing.step_seconds, other.ranks) == ((0, 1, 3), (3.0,), (2,))
     assert numbers_text(agreeing.ranks) == "0-1, 3"
 
 
-def test_memory_is_kept_of_ranks_that_end_while_they_are_timed(watch):
-    say(watch, 0, ("row", row(0, 100)))
-    say(watch, 1, ("row", replace(row(1, 100), step_seconds=())))
-    assert list(watch.read()) == []
+def test_memory_is_kept_of_ranks_that_end_while_they_are_timed(ranks):
+    processes, watch = ranks
+    processes[0].say(("row", row(0, 100)))
+    processes[1].say(("row", replace(row(1, 100), step_seconds=())))
+    assert heard(watch, 2) == []
     (both,) = watch.folded()
     assert (both.ranks, both.step_seconds, both.peak_bytes) == ((0, 1), (), 100)
 
 
-def test_half_a_line_is_read_when_it_is_whole(watch):
-    say(watch, 0, ("stage", "first"))
-    with open(watch.folder / "0.messages", "a") as file:
-        file.write('["stage", "sec')
-    assert list(watch.read()) == [("stage", "first")]
-    with open(watch.folder / "0.messages", "a") as file:
-        file.write('ond"]\n')
-    assert list(watch.read()) == [("stage", "second")]
+def test_the_stage_of_the_first_rank_is_told_and_the_end_of_all_is_known(ranks):
+    processes, watch = ranks
+    for process in processes:
+        process.say(("stage", "working"))
+    assert heard(watch, 4) == [("stage", "working")]
+    assert not watch.has_ended
+    for process in processes:
+        process.end(0)
+    assert heard(watch, 4) == []
+    assert watch.has_ended
+    assert watch.failure() is None
 
 
-def test_the_rank_that_was_killed_is_named_and_not_those_that_lost_it(watch):
+def test_the_rank_that_was_killed_is_named_and_not_those_that_lost_it(ranks):
+    processes, watch = ranks
     for number in range(2):
-        say(watch, number, ("stage", "working"))
-        stderr(watch, number, f"words\nof {number}\n")
-    say(watch, 0, ("failed", "RuntimeError: Connection closed by peer"))
-    list(watch.read())
-    assert watch.failure(None, None) is None  # the launcher may know more
-    who, stage, (kind, text) = watch.failure({"1": -signal.SIGSEGV}, None)
+        processes[number].say(("stage", "working"))
+        processes[number].print(f"words\nof {number}\n")
+    processes[0].say(("failed", "RuntimeError: Connection closed by peer"))
+    heard(watch, 3)
+    assert watch.failure() is None  # another rank may have been killed
+    processes[1].end(-signal.SIGSEGV)
+    heard(watch, 1)
+    who, stage, (kind, text) = watch.failure()
     assert (who, stage, kind) == ("rank 1", "working", "died")
     assert text == "was killed by SIGSEGV (its last words: of 1)"
 
 
-def test_an_error_that_no_lost_rank_explains_is_told_at_once(watch):
-    say(watch, 1, ("stage", "working"), ("failed", "ValueError: wrong"))
-    list(watch.read())
-    assert watch.failure(None, None) == ("rank 1", "working", ("failed", "ValueError: wrong"))
+def test_an_error_that_no_lost_rank_explains_is_told_at_once(ranks):
+    processes, watch = ranks
+    processes[1].say(("stage", "working"), ("failed", "ValueError: wrong"))
+    heard(watch, 2)
+    assert watch.failure() == ("rank 1", "working", ("failed", "ValueError: wrong"))
 
 
 STACK = 'Current thread 0x1 (most recent call first):\n{}  File "/x/loop.py", line 3 in main\n'
@@ -342,39 +380,21 @@ IN_COLLECTIVE = '  File "/y/torch/distributed/distributed_c10d.py", line 9 in ba
 @pytest.mark.parametrize(
     ("stages", "stacks", "who"),
     [
-        ((2, 1, 2), ("", "", ""), "rank 1"),  # the one that is behind
-        ((2, 2, 2), (IN_COLLECTIVE, IN_COLLECTIVE, ""), "rank 2"),  # the one that is in no collective
-        ((2, 2, 2), (IN_COLLECTIVE, "", ""), "ranks 1, 2"),
-        ((2, 2, 2), (IN_COLLECTIVE,) * 3, "the ranks"),
+        ((2, 1, 2, 2), ("", "", "", ""), "rank 1"),  # the one that is behind
+        ((2, 2, 2, 2), (IN_COLLECTIVE, IN_COLLECTIVE, "", IN_COLLECTIVE), "rank 2"),  # the one that is in no collective
+        ((2, 2, 2, 2), (IN_COLLECTIVE, "", "", IN_COLLECTIVE), "ranks 1, 2"),
+        ((2, 2, 2, 2), (IN_COLLECTIVE,) * 4, "the ranks"),
     ],
 )
-def test_the_rank_that_the_others_wait_for_hangs(watch, monkeypatch, stages, stacks, who):
-    monkeypatch.setattr("bertscope.measure.watch._STACK_SECONDS", 0.0)
-    for number, (count, stack) in enumerate(zip(stages, stacks, strict=True)):
-        say(watch, number, *(("stage", f"stage {place}") for place in range(count)))
-        stderr(watch, number, STACK.format(stack))
-    list(watch.read())
-    found, _, (kind, _) = watch.failure(None, ("timeout", "ran for longer than 1 s"))
+def test_the_rank_that_the_others_wait_for_hangs(ranks, monkeypatch, stages, stacks, who):
+    processes, watch = ranks
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    for process, count, stack in zip(processes, stages, stacks, strict=True):
+        process.say(*(("stage", f"stage {place}") for place in range(count)))
+        process.print(STACK.format(stack))
+    heard(watch, sum(stages))
+    found, _, (kind, _) = watch.failure(("timeout", "ran for longer than 1 s"))
     assert (found, kind) == (who, "timeout" if who == "the ranks" else "hung")
-
-
-def test_where_ranks_are_not_forked_each_is_a_command_of_its_own(monkeypatch, tmp_path):
-    seen = []
-
-    def start(words, *, env, **streams):
-        seen.append((words, env))
-        return SimpleNamespace(pid=os.fork() or os._exit(0))
-
-    monkeypatch.setattr(rank.subprocess, "Popen", start)
-    launch = RankLaunch(nproc=2, folder=str(tmp_path))
-    assert rank.run_ranks(launch, is_forking=False) == {}
-    for number, (words, environment) in enumerate(seen):
-        assert (words[0], words[-1]) == (sys.executable, str(tmp_path))
-        assert "-I" in words
-        assert rank.RANK_ENTRY in words[-2]
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-        assert [environment[name] for name in names] == [str(number), str(number), "2"]
-        assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "lo"
 
 
 def test_a_rank_with_cuda_has_the_gpu_of_its_number_and_nccl(monkeypatch):
@@ -390,14 +410,14 @@ def test_a_rank_with_cuda_has_the_gpu_of_its_number_and_nccl(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: seen.update(device=number))
     monkeypatch.setattr(torch.distributed, "init_process_group", join)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setattr(os, "environ", {})
     asked = job("fsdp", (4,))
     asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
     with pytest.raises(Stop):
-        rank._run(asked, asked.launch, lambda *message: None)
+        rank._run(asked, asked.launch, 3, lambda *message: None)
     assert seen == {"device": 3, "backend": "nccl"}
+    assert [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["3", "3", "4"]
+    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
 
 
 def test_fewer_gpus_than_ranks_are_a_wrong_question(monkeypatch):
@@ -405,4 +425,4 @@ def test_fewer_gpus_than_ranks_are_a_wrong_question(monkeypatch):
     asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(rank.SelectionError, match="finds 2 CUDA devices here, and each of 4 ranks needs one"):
-        rank.launch_ranks(asked, lambda *message: None)
+        rank.run(asked, lambda *message: None)
