@@ -11,8 +11,7 @@ from typing import Any
 
 from bertscope.errors import SelectionError, name_of
 from bertscope.memory import step
-from bertscope.memory.step import TORCH_DTYPES, below, meta_inputs, run_model
-from bertscope.model.lora import base_model_of
+from bertscope.memory.step import TORCH_DTYPES, meta_inputs, run_model
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import PLAIN, STORED, TRAINING, RunConfig
 from bertscope.settings.training import MODEL, OPTIMIZERS, loss_parts
@@ -171,12 +170,12 @@ def _batch(source: BertSource, model: Any, run: RunConfig) -> list[str]:
         """Return the expression that makes an input; it makes a list if there are several texts."""
         if isinstance(like, list):
             return f"[{values(name, like[0])} for text in range({len(like)})]"
-        shape, high = tuple(like.shape), below(base_model_of(model), run, name)
+        shape = tuple(like.shape)
         if like.is_floating_point():
             return f"torch.rand({shape}, {device})"
-        if "mask" in name:
-            return f"torch.ones({shape}, dtype=torch.long, {device})"
-        return f"torch.randint({source.config.vocab_size if name == 'input_ids' else high}, {shape}, {device})"
+        if name == "input_ids":
+            return f"torch.randint({source.config.vocab_size}, {shape}, {device})"
+        return f"torch.{'ones' if 'mask' in name else 'zeros'}({shape}, dtype=torch.long, {device})"
 
     lines = ["batch = {", *(f"    {name!r}: {values(name, like)}," for name, like in inputs.items()), "}"]
     if run.padding:

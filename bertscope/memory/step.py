@@ -10,7 +10,7 @@ from itertools import count
 from operator import methodcaller
 from typing import Any
 
-from bertscope.config import HEADS, MAX_BUILT_LAYERS
+from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import SelectionError, name_of
 from bertscope.memory import optimizers
 from bertscope.memory.trace import Block
@@ -35,7 +35,7 @@ from bertscope.sources.model_source import ModelSource, as_source_error, built_f
 from bertscope.torch_access import compile_module, nn, storage_key, torch, tree_map
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
 from bertscope.tracing.fake_tensors import attribute_tensors, state_tensors, trainable, valid_tokens
-from bertscope.tracing.inputs import WORD_LABELS, inputs_for, loss_of, with_values
+from bertscope.tracing.inputs import inputs_for, loss_of, with_values
 from bertscope.tracing.log import tensors
 from bertscope.tracing.losses import add_teacher, batch_of_texts
 from bertscope.tracing.module_tree import freeze
@@ -471,25 +471,9 @@ def _given_optimizer(custom: CodeObject, params: list[nn.Parameter], run_config:
 def real_inputs(model: nn.Module, run_config: RunConfig, device: str) -> Any:
     """Return the inputs of `meta_inputs` with the values of `with_values`, and a mask that hides the padding."""
     likes = meta_inputs(model, run_config)
-    inputs = with_values(model, likes, device=device, below=partial(below, base_model_of(model), run_config))
+    inputs = with_values(model, likes, device=device)
     pairs = (tensors(batch.get("attention_mask")) for batch in (likes, inputs)) if isinstance(likes, Mapping) else ()
     for mask, real in zip(*pairs, strict=True):
         if mask.is_meta:
             real[..., valid_tokens(run_config.seq, run_config.padding) :] = 0
     return inputs
-
-
-def below(model: nn.Module, run_config: RunConfig, name: str) -> int:
-    """Return the first integer that is too high for this input; 1, which leaves zeros, where nothing says it."""
-    config: Any = getattr(model, "config", None)
-    architecture = type(model).__name__
-    if name in ("start_positions", "end_positions"):
-        return run_config.seq
-    if name == "labels" and architecture.endswith((*WORD_LABELS, "ForPreTraining")):
-        vocabulary = getattr(config, "vocab_size", 1)
-        return vocabulary if isinstance(vocabulary, int) else 1
-    if not isinstance(model, BertPreTrainedModel):
-        return max(getattr(config, "num_labels", 1), 1) if name == "labels" else 1
-    head = HEADS.get(architecture)
-    of_two = head is not None and (head.is_choice or (head.has_pair and not head.has_words))
-    return 2 if name == "next_sentence_label" or of_two else max(config.num_labels, 1)

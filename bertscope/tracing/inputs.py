@@ -4,7 +4,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
 from typing import Any
@@ -193,10 +193,8 @@ def _likely_shape(module: nn.Module) -> str:
     return "BxS:float32"
 
 
-def with_values(
-    module: nn.Module, inputs: Any, *, device: str = "cpu", below: Callable[[str], int] = lambda name: 1
-) -> Any:
-    """Return inputs with random ids and numbers, masks of ones, and other integers below `below(name)`, on a device.
+def with_values(module: nn.Module, inputs: Any, *, device: str = "cpu") -> Any:
+    """Return inputs with random ids and numbers, masks of ones, and zeros as labels and other integers, on a device.
 
     Each sequence of ids ends with the end token, of which heads for classification require the same number in each.
     Tensors with values, which `example_inputs` of a module may return, keep them.
@@ -212,10 +210,9 @@ def with_values(
             return torch.rand(like.shape, dtype=like.dtype, device=device)
         if "mask" in name:
             return torch.ones(like.shape, dtype=like.dtype, device=device)
-        is_of_words = name in _WORDS and isinstance(vocab, int)
-        ids = torch.randint(0, vocab if is_of_words else below(name), like.shape, dtype=like.dtype, device=device)
-        if not is_of_words:
-            return ids
+        if name not in _WORDS or not isinstance(vocab, int):
+            return torch.zeros(like.shape, dtype=like.dtype, device=device)
+        ids = torch.randint(0, vocab, like.shape, dtype=like.dtype, device=device)
         if isinstance(end, int) and 0 < end < vocab:
             ids[ids == end] = end - 1
             ids[..., -1] = end
@@ -249,9 +246,8 @@ def loss_of(output: Any) -> tuple[torch.Tensor, str]:
 # ---- derived inputs ----
 
 
-# Suffixes of classes whose labels are ids of words, and of those with a label for each token.
-WORD_LABELS = ("ForMaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration")
-_TOKEN_LABELS = (*WORD_LABELS, "ForTokenClassification")
+# Suffixes of classes with a label for each token.
+_TOKEN_LABELS = ("ForMaskedLM", "LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "ForTokenClassification")
 _PARTS = ("vision_config", "text_config", "encoder")  # configurations inside that of CLIP, of an encoder and a decoder
 IMAGE_SIZE = 224  # of a configuration without one, as in crop_size of ResNet's preprocessor_config.json
 _AS_IDS = ("attention_mask", "token_type_ids", "position_ids")  # inputs of the shape of input_ids
