@@ -39,7 +39,6 @@ class Head:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the arguments of the loss, and their sizes
     layer: str = ""  # the classifier; it has num_labels outputs, or one for each choice
     takes_encoder: bool = False  # the states of an encoder, for cross-attention
-    other: str = ""  # the class with another common head, whose memory differs
     task_type: str = ""  # of peft
 
     @property
@@ -64,38 +63,36 @@ class Head:
 
 
 _TOKENS = ("batch", "seq")
-_SENTENCE, _MASKED_LM = "BertForSequenceClassification", "BertForMaskedLM"
 HEADS = {
     "BertModel": Head(takes_encoder=True, task_type="FEATURE_EXTRACTION"),
     "BertForPreTraining": Head(
         logits={"prediction_logits": (*_TOKENS, "vocab_size"), "seq_relationship_logits": ("batch", "2")},
-        labels={"labels": _TOKENS, "next_sentence_label": ("batch",)}, other=_SENTENCE,
+        labels={"labels": _TOKENS, "next_sentence_label": ("batch",)},
     ),
-    _MASKED_LM: Head(
+    "BertForMaskedLM": Head(
         logits={"logits": (*_TOKENS, "vocab_size")}, labels={"labels": _TOKENS}, takes_encoder=True,
-        other=_SENTENCE,
     ),
     "BertLMHeadModel": Head(
         logits={"logits": (*_TOKENS, "vocab_size")}, labels={"labels": _TOKENS}, takes_encoder=True,
-        other=_SENTENCE, task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM",
     ),
     "BertForNextSentencePrediction": Head(
         logits={"logits": ("batch", "2")}, labels={"labels": ("batch",)},
     ),
-    _SENTENCE: Head(
+    "BertForSequenceClassification": Head(
         logits={"logits": ("batch", "num_labels")}, labels={"labels": ("batch",)}, layer="classifier",
-        other=_MASKED_LM, task_type="SEQ_CLS",
+        task_type="SEQ_CLS",
     ),
     "BertForMultipleChoice": Head(
         logits={"logits": ("batch", "choices")}, labels={"labels": ("batch",)}, layer="classifier",
     ),
     "BertForTokenClassification": Head(
         logits={"logits": (*_TOKENS, "num_labels")}, labels={"labels": _TOKENS}, layer="classifier",
-        other=_MASKED_LM, task_type="TOKEN_CLS",
+        task_type="TOKEN_CLS",
     ),
     "BertForQuestionAnswering": Head(
         logits=dict.fromkeys(("start_logits", "end_logits"), _TOKENS),
-        labels=dict.fromkeys(("start_positions", "end_positions"), ("batch",)), layer="qa_outputs", other=_MASKED_LM,
+        labels=dict.fromkeys(("start_positions", "end_positions"), ("batch",)), layer="qa_outputs",
         task_type="QUESTION_ANS",
     ),
 }  # fmt: skip

@@ -311,11 +311,12 @@ class Simulator:
         served = (multiple for multiple in multiples if self.is_served(replace(run_config, batch=multiple)))
         return next(served, min(batch, 2 * _MULTIPLE))
 
-    def largest_batch(self, run_config: RunConfig) -> int:
-        """Return the largest batch that fits and is smaller than the run's batch, rounded."""
+    def largest_batch(self, run_config: RunConfig, *, is_exact: bool = False) -> int:
+        """Return the largest batch that fits and is smaller than the run's batch, rounded unless it is exact."""
         known = self.scaling()
         most = min(known.largest_by_bytes(run_config), run_config.batch - 1)
-        return known.multiple_below(run_config, known.largest_served(run_config, most))
+        served = known.largest_served(run_config, most)
+        return served if is_exact else known.multiple_below(run_config, served)
 
     # ---- reports ----
 
