@@ -262,20 +262,6 @@ def test_pre_commit_can_check_everything_on_any_change(hooked):
     assert "groups.encoder: expected 14,175,744, got 21,263,616, difference +7,087,872" in done.stdout
 
 
-def test_pre_commit_imports_code_only_with_its_documented_argument(hooked):
-    repository, precommit = hooked
-    project(repository, own=OWN)
-    (repository / "my_models.py").write_text(CODE)
-    done = precommit()
-    assert (done.returncode, "own.bertscope.yaml:1: model 'my_models:build' is code" in done.stdout) == (1, True)
-    assert not (repository / "imported").exists()
-    (arguments,) = re.findall(r"the arguments are `(\[.*\])`", (ROOT / "docs" / "ci.md").read_text())
-    path = repository / ".pre-commit-config.yaml"
-    path.write_text(f"{path.read_text()}        args: {arguments}\n")
-    done = precommit()
-    assert (done.returncode, OWN_LINE in done.stdout) == (1, True), done.stdout
-
-
 # ---- the action ---------------------------------------------------------------------------------
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -371,13 +357,6 @@ def test_the_action_compares_with_the_base_of_a_pull_request(tmp_path):
     done = step("Compare", repository, inputs, **program, GITHUB_STEP_SUMMARY=str(tmp_path / "summary"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "| num_hidden_layers | 1 | 2 |".replace("_", "\\_") in (tmp_path / "summary").read_text()
-
-
-def test_the_action_fails_in_a_repository_without_expectation_files(installed, tmp_path):
-    (tmp_path / "models.yaml").write_text(HOLDS)
-    for files in ("", ".", " \n"):
-        done = step("Check", tmp_path, {"files": files}, **installed)
-        assert (done.returncode, "no *.bertscope.yaml at or below" in done.stderr) == (2, True), done.stdout
 
 
 def test_the_action_imports_code_only_with_its_input(tmp_path):

@@ -280,17 +280,6 @@ def test_every_command_that_gives_data_speaks_four_formats(cli, command, tmp_pat
     assert len(set(shown.values())) == 4
 
 
-@pytest.mark.parametrize("columns", [60, 80, 250])
-@pytest.mark.parametrize("command", [command for command in TABLES if command != "explain"])
-def test_a_table_fits_a_terminal_of_any_width_and_nothing_in_it_is_cut(cli, monkeypatch, command, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    shown = cli(command, *TABLES[command], "--format", "table").out
-    rules = [line for line in shown.splitlines() if set(line.strip()) == {"─"}]
-    assert rules
-    assert max(map(len, rules)) <= columns
-    assert "…" not in shown
-
-
 def test_output_goes_into_a_pipe_and_a_device_as_they_are(cli, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

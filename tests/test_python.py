@@ -172,17 +172,6 @@ def test_anything_else_is_refused_with_the_list_of_what_is_taken(given):
 # ---- inputs and input_size ----
 
 
-def test_the_tree_of_a_module_by_input_size_has_the_sizes_and_counts_of_torchinfo():
-    torchinfo = pytest.importorskip("torchinfo")
-    model = Image()
-    theirs = torchinfo.summary(model, input_size=(2, 3, 16, 16), verbose=0)
-    ours = bertscope.tree(model, input_size=(2, 3, 16, 16))
-    for row, layer in zip(ours, theirs.summary_list, strict=True):
-        assert list(row.outputs[0].shape) == list(layer.output_size)
-        assert row.params == layer.num_params
-    assert ours.totals.distinct_params == theirs.total_params
-
-
 def test_input_size_gives_the_same_numbers_as_inputs():
     model, picture = Image(), torch.zeros(2, 3, 16, 16)
     by_hand = 2 * 2 * 14 * 14 * 8 * 3 * 9 + 2 * 2 * 8 * 5
@@ -203,13 +192,6 @@ def test_dtypes_make_ids_of_an_input_size(tiny):
     report = bertscope.tree(bertscope.BertModel(tiny), input_size=(2, 7), dtypes=[torch.long])
     assert report["encoder"].outputs[0].shape == (2, 7, 8)
     assert report == bertscope.tree(bertscope.BertModel(tiny), shapes=True, batch=2, seq=7)
-
-
-def test_fit_tries_the_settings_of_the_command(cli):
-    report = bertscope.fit("bert-tiny", gpu="t4", seq=[16], checkpointing="none", precision="fp32", batch=4)
-    options = "--gpu t4 --seq 16 --checkpointing none --precision fp32 --batch 4 --format json"
-    command = cli("fit", "bert-tiny", *options.split())
-    assert json.loads(report.to_json()) == command.json
 
 
 # ---- the page and the notebook ----

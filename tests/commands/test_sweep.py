@@ -98,21 +98,6 @@ def test_two_sweeps_do_not_write_to_one_file(tmp_path):
 SMALL = "model: bert-tiny\noptimizer: none\nbatch: 1\nseq: [8, 16]\n"
 
 
-@pytest.mark.parametrize("name", ["./evil.py:build", "evil:build", "evil.py:build"])
-def test_a_grid_runs_code_only_with_allow_code(cli, folder, name):
-    (folder / "evil.py").write_text(
-        "import pathlib, torch\npathlib.Path('ran').touch()\nbuild = lambda: torch.nn.Linear(2, 2)\n"
-    )
-    (folder / "grid.yaml").write_text(f"batch: 1\nmodel: [bert-tiny, '{name}']\n")
-    result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
-    assert result.code == 2
-    assert result.err.startswith(f"error: grid.yaml:2: model '{name}' is code, which no file imports")
-    assert not (folder / "ran").exists()
-    assert not (folder / "results.jsonl").exists()
-    assert cli("sweep", "grid.yaml", "-o", "results.jsonl", "--allow-code").code in (0, 1)
-    assert (folder / "ran").exists()
-
-
 @pytest.mark.parametrize("words", [[], ["--address", "local"]])
 def test_no_engine_starts_a_cluster(monkeypatch, words):
     from bertscope.analyses.sweep.pool import cluster_address

@@ -32,24 +32,24 @@ def device():
 
 
 class Block(nn.Module):
-    def __init__(self, width, is_causal=False):
+    def __init__(self, width):
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down, self.is_causal = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), is_causal
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
         batch, length, width = x.shape
         heads = self.qkv(self.norm(x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*heads, is_causal=self.is_causal)
+        mixed = functional.scaled_dot_product_attention(*heads)
         x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
         return x + self.down(functional.gelu(self.up(x)))
 
 
 class Net(nn.Module):
-    def __init__(self, words=200, width=64, layers=2, is_causal=False, recomputes=None):
+    def __init__(self, words=200, width=64, layers=2, recomputes=None):
         super().__init__()
         self.embed, self.recomputes = nn.Embedding(words, width), recomputes
-        self.blocks = nn.ModuleList(Block(width, is_causal) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
         self.head = nn.Linear(width, words, bias=False)
         self.head.weight = self.embed.weight
 
@@ -91,12 +91,6 @@ def train(model, optimizer, data, after=lambda: None):
 def plain():
     model = Net().to(device())
     train(model, torch.optim.AdamW(model.parameters()), batches(3))
-
-
-@program
-def causal_sgd():
-    model = Net(is_causal=True).to(device())
-    train(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), batches(3))
 
 
 @program
@@ -238,18 +232,8 @@ def evaluated(count, batch, keep, data=4):
 
 
 @program
-def evaluation_with_the_same_batch():
-    evaluated(3, 4, keep=False)
-
-
-@program
 def evaluation_with_a_larger_batch():
     evaluated(3, 16, keep=False)
-
-
-@program
-def evaluation_that_keeps_ten_logits():
-    evaluated(10, 2, keep=True)
 
 
 @program
@@ -274,16 +258,6 @@ def evaluation_in_the_middle_of_an_epoch():
             with torch.no_grad():
                 model(moved(torch.cat(batches(3))))
             model.train()
-
-
-@program
-def evaluation_without_a_loader():
-    model = Net().to(device())
-    optimizer, data = torch.optim.AdamW(model.parameters()), batches(6)
-    train(model, optimizer, data)
-    model.eval()
-    with torch.no_grad():
-        model(moved(torch.cat(batches(3))))
 
 
 # ---- libraries ----
@@ -332,11 +306,6 @@ def trained(model, **evaluation):
         )  # fmt: skip
         data = {"train_dataset": Rows(24), "eval_dataset": Rows(40), "data_collator": padded}
         Trainer(model=model, args=args, **data, **evaluation).train()
-
-
-@program
-def trainer():
-    trained(small_bert())
 
 
 @program

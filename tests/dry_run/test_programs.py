@@ -16,7 +16,6 @@ from tests.dry_run.programs import PROGRAMS
 # What a CPU holds besides and a card does not: the loader's batch of an evaluation is larger than that of a step.
 IN_HOST = {
     "evaluation_with_a_larger_batch": 12 * 24 * 8,
-    "evaluation_that_keeps_ten_logits": -2 * 24 * 8,
     "evaluation_that_keeps_three_hundred_logits": -2 * 24 * 8,
     "evaluation_that_joins_sixty_logits": -2 * 24 * 8,
 }

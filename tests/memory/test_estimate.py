@@ -15,7 +15,6 @@ from torch import nn
 
 import bertscope
 from bertscope.errors import SelectionError
-from bertscope.memory import fake_run as live
 from bertscope.memory.caching_allocator import replayed, requests
 from bertscope.memory.derived_traces import ordered_frees, same_events
 from bertscope.memory.estimate import MemoryTraces
@@ -26,7 +25,6 @@ from bertscope.memory.summary import memory
 from bertscope.memory.trace import LARGE_BATCH, Block, MemoryEvent, MemoryTrace
 from bertscope.model import build
 from bertscope.settings.run_config import RunConfig
-from bertscope.settings.training import OPTIMIZERS, Optimizer
 from bertscope.tracing import record
 from bertscope.tracing.module_tree import row_paths
 from tests.child_server import run_loaded
@@ -74,15 +72,6 @@ def test_a_forward_pass_is_estimated_to_the_byte(attention, precision, mode):
 @kinds("optimizer, implementation", ["adamw", "sgd", "adam"], ["loop", "foreach", "fused"])
 def test_every_implementation_of_an_optimizer_is_estimated_to_the_byte(optimizer, implementation):
     check(RunConfig(batch=3, seq=24, optimizer=optimizer, optimizer_implementation=implementation))
-
-
-@kinds("name, implementation", ["NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "Rprop", "Adafactor"],
-       ["loop", "foreach"])  # fmt: skip
-def test_a_row_for_any_optimizer_of_torch_is_estimated_to_the_byte(monkeypatch, name, implementation):
-    """NAdam divides by 1 minus a product, a number of its state that fake tensors do not have."""
-    monkeypatch.setattr(live, "_UPDATES", {})
-    monkeypatch.setitem(OPTIMIZERS, "adam", Optimizer(class_name=name, fused=False))
-    check(RunConfig(batch=3, seq=24, optimizer="adam", optimizer_implementation=implementation))
 
 
 @kinds(

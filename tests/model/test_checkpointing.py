@@ -64,23 +64,6 @@ def layer_runs(model) -> list[int]:
     return runs
 
 
-@pytest.mark.parametrize(
-    ("strategy", "runs"),
-    [
-        ("none", [1, 1, 1, 1]),
-        ("full", [2, 2, 2, 2]),
-        ("every-2", [2, 1, 2, 1]),
-        ("every-3", [2, 1, 1, 2]),
-        ("layers:1-2", [1, 2, 2, 1]),
-        ("layers:0,3", [2, 1, 1, 2]),
-        ("selective", [2, 2, 2, 2]),
-    ],
-)
-def test_a_strategy_runs_its_layers_twice(model, strategy, runs):
-    model.gradient_checkpointing_enable(strategy=strategy)
-    assert layer_runs(model) == runs
-
-
 def test_it_works_in_train_mode_alone_and_can_be_switched_off(model):
     model.gradient_checkpointing_enable()
     assert model.bert.encoder.gradient_checkpointing

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
-import random
 
 import pytest
 import torch
@@ -20,8 +17,8 @@ from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import source_of
 from tests.conftest import kinds
-from tests.memory.plain_loop import peak_bytes, tokenized
-from tests.memory.steps import estimated_trace, fit_report, small
+from tests.memory.plain_loop import peak_bytes
+from tests.memory.steps import small
 
 
 def of_transformers(source, attention):
@@ -50,71 +47,6 @@ def test_the_built_in_model_uses_the_memory_of_transformers(name, case):
         for model in (of_transformers(source, attention), built_in)
     )
     assert own == reference
-
-
-WIDE = {
-    "num_hidden_layers": 2,
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "vocab_size": 3000,
-    "num_attention_heads": 4,
-}
-
-
-@pytest.mark.parametrize(
-    ("architecture", "attention", "padding", "autocast"),
-    [
-        ("BertForMaskedLM", "eager", 0.0, None),
-        ("BertForMaskedLM", "sdpa", 0.0, "bf16"),
-        ("BertForMaskedLM", "sdpa", 0.25, "bf16"),
-        ("BertForSequenceClassification", "sdpa", 0.0, None),
-        ("BertForSequenceClassification", "eager", 0.25, "bf16"),
-    ],
-)
-def test_the_default_estimate_is_the_peak_of_a_plain_loop_of_transformers(architecture, attention, padding, autocast):
-    source, run_config = (
-        small(architecture, attention, **WIDE),
-        RunConfig(batch=4, seq=32, precision=f"autocast-{autocast}" if autocast else "fp32"),
-    )
-    by_token = architecture == "BertForMaskedLM"
-
-    def model():
-        config = transformers.BertConfig(**source.config.to_dict())
-        return getattr(transformers, architecture)._from_config(config, attn_implementation=attention)
-
-    def inputs(built):
-        ids = torch.randint(1, source.config.vocab_size, (4, 32))
-        given = tokenized(ids) | {"labels": ids.clone() if by_token else torch.zeros(4, dtype=torch.long)}
-        if padding:
-            given["attention_mask"][:, 24:] = 0
-        return given
-
-    measured = peak_bytes(
-        model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0), autocast=autocast and torch.bfloat16
-    )
-    estimated = estimated_trace(source, dataclasses.replace(run_config, padding=padding)).peak_bytes
-    assert estimated == pytest.approx(measured, rel=0.001)
-
-
-def test_fit_is_right_at_its_batch_and_the_next_by_a_plain_loop_of_transformers():
-    source = small("BertForSequenceClassification", hidden_size=64, intermediate_size=256, vocab_size=500)
-
-    def model():
-        config = transformers.BertConfig(**source.config.to_dict())
-        return transformers.BertForSequenceClassification._from_config(config, attn_implementation="sdpa")
-
-    @functools.cache
-    def measured(batch):
-        def inputs(built):
-            ids = torch.randint(1, source.config.vocab_size, (batch, 32))
-            return tokenized(ids) | {"labels": torch.zeros(batch, dtype=torch.long)}
-
-        return peak_bytes(model, inputs, lambda params: torch.optim.AdamW(params, lr=0.0))
-
-    budgets = random.Random(14).sample(range(measured(1), measured(16)), 5)
-    for budget in budgets:
-        (row,) = fit_report(source, [RunConfig()], [32], budget).rows
-        assert measured(row.batch) <= budget < measured(row.batch + 1)
 
 
 @pytest.mark.parametrize(

@@ -203,24 +203,6 @@ def test_each_step_with_a_cache_equals_the_references(pair, decoder, positions, 
             assert_same(got, expected, TOLERANCE[attention])
 
 
-@kinds("pieces, positions, attention, crossed", [[1] * S, [3, 1, 4], [S - 1, 1]], POSITIONS, KERNELS, [True, False])
-def test_decoding_in_steps_equals_decoding_at_once(pair, positions, attention, crossed, pieces):
-    fields = {"position_embedding_type": positions, "is_decoder": True, "add_cross_attention": crossed}
-    _, own = same_weights(pair, "BertLMHeadModel", attention, **fields)
-    given = {key: tensors()[key] for key in ("encoder_hidden_states", "encoder_attention_mask")} if crossed else {}
-    ids = tensors()["input_ids"]
-    with torch.no_grad():
-        whole = own(ids, **given).logits
-        logits, past, start = [], None, 0
-        for length in pieces:
-            output = own(ids[:, start : start + length], **given, past_key_values=past, use_cache=True)
-            logits.append(output.logits)
-            past, start = output.past_key_values, start + length
-    torch.testing.assert_close(torch.cat(logits, dim=1), whole, rtol=1e-4, atol=1e-4)
-    assert past[0][0].shape == (B, HEADS, S, H // HEADS)
-    assert len(past[0]) == (4 if crossed else 2)
-
-
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
@@ -240,13 +222,6 @@ def test_sequence_classification_has_the_references_loss_by_problem_type(pair, f
     assert_same(got, expected, 1e-6)
 
 
-def test_without_return_dict_the_tuples_are_the_references(pair, name):
-    reference, own = same_weights(pair, name, "eager")
-    inputs = of_choices(name, case("outputs")) | {"return_dict": False}
-    wanted = labels(name)
-    assert_same_tuple(own(**inputs, **wanted), reference(**inputs, **wanted))
-
-
 def assert_same_tuple(got, expected) -> None:
     assert isinstance(got, tuple)
     assert [type(item) for item in got] == [type(item) for item in expected]
@@ -254,10 +229,19 @@ def assert_same_tuple(got, expected) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-def test_without_return_dict_a_decoders_tuple_is_the_references(pair, decoder):
-    reference, own = same_weights(pair, decoder, "eager", is_decoder=True, add_cross_attention=True)
-    given = case("outputs") | {"encoder_hidden_states": tensors()["encoder_hidden_states"], "return_dict": False}
+CROSSED = {"is_decoder": True, "add_cross_attention": True}
+TUPLES = [
+    *((name, {}, "outputs") for name in CLASSES), *((name, CROSSED, "outputs") for name in DECODERS),
+    *((f"BertFor{task}", {"is_decoder": True}, "bare")
+      for task in ("MaskedLM", "TokenClassification", "QuestionAnswering")),  # a cache in the tuple of every head
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fields", "kind"), TUPLES, ids=str)
+def test_without_return_dict_the_tuple_is_the_references(pair, name, fields, kind):
+    reference, own = same_weights(pair, name, "eager", **fields)
+    given = of_choices(name, case(kind)) | {"return_dict": False} | (labels(name) if not fields else {})
+    given |= {"encoder_hidden_states": tensors()["encoder_hidden_states"]} if fields == CROSSED else {}
     assert_same_tuple(own(**given), reference(**given))
 
 
@@ -284,13 +268,6 @@ def test_in_train_mode_the_same_seed_drops_the_same(pair, name, attention, posit
         torch.manual_seed(11)
         outputs.append(model.train()(**inputs))
     assert_same(*outputs, 1e-5)
-
-
-@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering"])
-def test_a_decoders_cache_is_in_the_tuple_of_every_head(pair, name):
-    reference, own = same_weights(pair, name, "eager", is_decoder=True)
-    given = {"input_ids": tensors()["input_ids"], "return_dict": False}
-    assert_same_tuple(own(**given), reference(**given))
 
 
 def test_every_forward_has_the_references_parameters_in_its_order(pair, name):

@@ -285,15 +285,3 @@ def test_hub_requests_fail_in_a_session_that_was_opened_before(trap, monkeypatch
     with pytest.raises(Exception, match=r".*"):
         huggingface_hub.model_info("someone/some-model")
     assert trap.tried  # online again
-
-
-def test_a_file_of_expectations_runs_no_factory(cli, trap):
-    (trap.home / "factory_of_a_file.py").write_text(f"open({str(trap.canary)!r}, 'w')")
-    for name in ("factory_of_a_file:build", "factory_of_a_file.py:build"):
-        (trap.home / "x.bertscope.yaml").write_text(f"model: {name}\nexpected:\n  params: 1\n")
-        result = cli("check", "x.bertscope.yaml")
-        assert result.code == 2
-        assert f"model '{name}' is code" in result.err
-        assert "add --allow-code to check" in result.err
-    assert "factory_of_a_file" not in sys.modules
-    trap.check()

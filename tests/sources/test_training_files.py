@@ -152,13 +152,6 @@ def test_fit_searches_the_batch_and_takes_the_rest(cli, given):
     assert "batch 16: it is searched" in result.err
 
 
-def test_notes_go_to_stderr_only(cli, given):
-    result = cli(*TINY, "--from", given(), "--format", "csv")
-    assert result.err.startswith("note: ")
-    assert "my_key" in result.err
-    assert "my_key" not in result.out
-
-
 def test_the_notes_on_the_page_are_those_of_the_command(printed):
     page = (ROOT / "docs" / "memory.md").read_text()
     command = "bertscope estimate bert-tiny --seq 512 --from args.json"

@@ -272,28 +272,6 @@ def test_the_peak_of_an_own_model_is_that_of_its_stored_dtypes(cli, project):
     assert found["got"] == 2 * (202 + 2 * 8 * (4 + 8 + 8)) + 8 * 2 * 8
 
 
-def test_a_model_of_another_family_is_checked_with_its_own_class(cli, tmp_path, monkeypatch):
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.chdir(tmp_path)
-    config = transformers.GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=20, n_positions=16)
-    config.to_json_file("config.json")
-    params = sum(param.numel() for param in transformers.GPT2LMHeadModel(config).parameters())
-    text = f"model: config.json\narchitecture: GPT2LMHeadModel\nexpected:\n  distinct_params: {params}\n  ties:\n"
-    text += "    lm_head.weight: transformer.wte.weight\n  memory:\n"
-    text += "    x: {batch: 2, seq: 8, mode: training, peak_bytes: 1, tolerance: 1 %}\n"
-    Path("gpt2.bertscope.yaml").write_text(text)
-    result = cli("check", "gpt2.bertscope.yaml", "--format", "json")
-    found = {finding["key"]: finding for finding in result.json["findings"]}
-    assert [finding["status"] for finding in found.values()] == ["passed"] * 3 + ["failed"]
-    run = ("--architecture", "GPT2LMHeadModel", "--batch", "2", "--seq", "8", "--format", "json")
-    assert found["memory.x"]["got"] == peak_bytes(cli("estimate", "config.json", *run).json)
-    Path("gpt2.bertscope.yaml").write_text(text.replace("LMHead", "Chess"))
-    result = cli("check", "gpt2.bertscope.yaml")
-    assert result.code == 2
-    assert "gpt2.bertscope.yaml:" in result.err
-    assert "unknown architecture 'GPT2ChessModel'" in result.err
-
-
 # ---- update -------------------------------------------------------------------------------------
 
 

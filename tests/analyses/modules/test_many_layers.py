@@ -14,7 +14,7 @@ import bertscope
 from bertscope.analyses import check as checks
 from bertscope.analyses.params import counts, tree
 from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, MAX_LAYERS
-from bertscope.errors import BertscopeError, ConfigError, SelectionError
+from bertscope.errors import BertscopeError, ConfigError
 from bertscope.model import BertModel, encoder
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import GivenModule, built_for_counting
@@ -75,33 +75,12 @@ def test_up_to_256_layers_the_real_modules_are_built_as_before():
     assert more.notice.startswith("257 equal layers: counted from two or three of them")
 
 
-def test_the_flops_of_many_layers_grow_as_those_of_few():
-    run = {"batch": 1, "seq": 8, "mode": "training", "checkpointing": "full"}
-    of = {layers: bertscope.flops(config(layers), **run)[""] for layers in (4, 5, 1_000)}
-    for phase in ("forward", "backward", "recompute"):
-        four, five, thousand = (getattr(of[layers], phase).matmul_flops for layers in (4, 5, 1_000))
-        assert thousand == four + 996 * (five - four)
-
-
 def test_the_flops_next_to_shapes_are_those_of_all_layers():
     found = source_shapes(source_of(config(1_000)), 1, 8)
     assert found.matmul_flops == bertscope.flops(config(1_000), batch=1, seq=8)[""].forward.matmul_flops
     twelve = source_of(config(12)).build()
     given = {"input_ids": bertscope.BertModel(config(1)).embeddings.position_ids[:, :8].to("meta")}
     assert shapes_of(twelve.eval(), given).matmul_flops == bertscope.flops(config(12), seq=8)[""].forward.matmul_flops
-
-
-def test_the_memory_of_many_layers_grows_as_that_of_few_and_the_weights_are_as_by_hand():
-    of, run = {}, {"optimizer": "sgd", "optimizer_implementation": "fused", "checkpointing": "full"}
-    for layers in (4, 5, 257):
-        report = bertscope.estimate(config(layers), batch=2, seq=8, **run)
-        of[layers] = report["full"].memory
-        assert report.subject.config["num_hidden_layers"] == layers
-    assert of[257].traced_layers == 3
-    assert of[257].peak.parts.parameters == 4 * (REST + 257 * LAYER)
-    for value in (lambda memory: memory.cost.saved_bytes, lambda memory: memory.phases[0].parts.parameters):
-        four, five, many = (value(of[layers]) for layers in (4, 5, 257))
-        assert many == four + 253 * (five - four)
 
 
 def test_a_difference_names_the_layers_that_only_one_model_has():
@@ -176,13 +155,6 @@ def test_check_builds_two_layers_and_frees_each_model_after_its_file(files, monk
 
 
 # ---- check ----
-
-
-def test_layers_that_differ_are_an_error_of_a_count_from_two():
-    model = built_for_counting(source_of(config(300)))
-    model.encoder.layer[1].output.dense = model.encoder.layer[1].intermediate.dense
-    with pytest.raises(SelectionError, match="300 layers are counted from two equal ones"):
-        bertscope.count(model)
 
 
 def stack(*widths: int) -> nn.Module:
