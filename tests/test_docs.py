@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import bertscope
+from bertscope.settings.run_config import SETTINGS
 from tests.conftest import EVERY_CASE, ROOT, needs_graphviz, shortened
 from tests.test_cli import all_commands, examples
 
@@ -78,11 +79,11 @@ PARSERS = all_commands()
 
 
 def options_of(command: str) -> set[tuple[object, ...]]:
-    """Return the command and each of its options and arguments that are given."""
+    """Return the command and each of its options that are given and no settings; those tests/settings tries."""
     _, name, *words = shlex.split(command)
     context = PARSERS[name].make_context(name, words)
-    given = [param.name for param in PARSERS[name].params
-             if context.get_parameter_source(param.name).name == "COMMANDLINE"]  # fmt: skip
+    given = [param.name for param in PARSERS[name].params if param.name not in SETTINGS
+             and context.get_parameter_source(param.name).name == "COMMANDLINE"]  # fmt: skip
     return {(name, key) for key in given} | {(name,)}
 
 

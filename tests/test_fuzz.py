@@ -12,11 +12,12 @@ from itertools import islice
 import pytest
 
 from tests.child_server import loaded
+from tests.conftest import EVERY_CASE
 from tests.corpus import CODE, FAMILIES, baits, cases, filled, kinds, prepared
 from tests.fuzzing import judged
 from tests.hostile import FOLDERS
 
-SEED, RUNS = 20261121, 4
+SEED, RUNS = 20261121, 4 if EVERY_CASE else 2
 REFUSED = ("deflated", "bzip2", "lzma")  # whose good file is refused
 FILES = ("preset", "expectations", "config", "page", "adapter", "safetensors", "index", "zip", "legacy", "verified",
          "gguf", "onnx", "modules",

@@ -38,19 +38,14 @@ STEP = {"batch": 2, "seq": 8}
 CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "count": ("count", (CONFIG,), {}),
     "count of a run": ("count", (CONFIG,), {"shapes": True}),
-    "count of a module": ("count", (EQUAL,), OF_SIZE),
     "tree": ("tree", (CONFIG,), {}),
-    "tree of a module": ("tree", (EQUAL,), OF_SIZE),
-    "summary": ("summary", (CONFIG,), {}),
     "summary of a module": ("summary", (EQUAL,), OF_SIZE),
     "flops": ("flops", (CONFIG,), STEP),
     "flops of a module": ("flops", (EQUAL,), OF_SIZE),
     "explain": ("explain", (CONFIG,), {"seq": 8}),
-    "explain a module": ("explain", (EQUAL,), OF_SIZE),
     "classes": ("diagram", (CONFIG, "class"), {}),
     "dataflow": ("diagram", (CONFIG, "forward"), {}),
     "dataflow of a module": ("diagram", (EQUAL, "forward"), OF_SIZE),
-    "tree of modules": ("diagram", (EQUAL, "tree"), {}),
     "diff": ("diff", (CONFIG, "bert-tiny"), {}),
     "estimate": ("estimate", (SINGLE,), STEP),
     "estimate of a module": ("estimate", (EQUAL,), OF_SIZE),
@@ -60,10 +55,15 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "profile": ("profile", (SINGLE,), {**STEP, "steps": 1}),
     "verify": ("verify", (CONFIG, "model.safetensors"), {}),
     "load": ("load", ("bert-tiny",), {}),
-    "diff of modules": ("diff", (EQUAL, LAYERS[1]), OF_SIZE),
 }
-# Those of `tests/products.py`: another model or mode, and functions that take the settings of `estimate` and `fit`.
+# Those of `tests/products.py`: another model or mode, and functions that take the keywords of others.
 MORE_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "count of a module": ("count", (EQUAL,), OF_SIZE),
+    "tree of a module": ("tree", (EQUAL,), OF_SIZE),
+    "summary": ("summary", (CONFIG,), {}),
+    "explain a module": ("explain", (EQUAL,), OF_SIZE),
+    "tree of modules": ("diagram", (EQUAL, "tree"), {}),
+    "diff of modules": ("diff", (EQUAL, LAYERS[1]), OF_SIZE),
     "fits": ("fits", (CONFIG,), {"gpu": "t4", "seq": 8, "precision": "fp32", "checkpointing": "none", "batch": 64}),
     "report": ("report", (SINGLE,), {**STEP, "fit": False, "checkpointing": "none"}),
     "why": ("why", ("oom.txt", SINGLE), {**STEP, "checkpointing": "full"}),

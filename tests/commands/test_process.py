@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bertscope.commands import exit_codes
-from tests.conftest import ROOT, run_python
+from tests.conftest import EVERY_CASE, ROOT, run_python
 from tests.measure.test_profile import (  # noqa: F401
     LONG,
     SMALL_YAML,
@@ -263,7 +263,7 @@ def test_a_full_stderr_changes_neither_data_nor_exit_code(tmp_path):
             assert (done.returncode, bool(done.stdout)) == (code, code == 0)
 
 
-@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-", *EVERY_CASE * ("0<&-", "1>&-")])
 def test_closed_streams_are_no_error(tmp_path, closed):
     script = f"'{sys.executable}' -m bertscope presets --output list.txt {closed}"
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=ENV | {"PYTHONPATH": str(ROOT)}, capture_output=True,

@@ -153,7 +153,7 @@ def test_the_trainer_of_transformers_is_watched(tmp_path):
     config = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
                         intermediate_size=128)  # fmt: skip
     data = [{"input_ids": [1] * 32, "attention_mask": [1] * 32, "labels": 1} for _ in range(128)]
-    for options in ({}, {"bf16": True}, {"gradient_accumulation_steps": 2}):
+    for options in ({"bf16": True}, {"gradient_accumulation_steps": 2}):
         callback = bertscope.TrainerCallback(show=None)
         arguments = TrainingArguments(tmp_path, per_device_train_batch_size=8, max_steps=8, use_cpu=True, report_to=[],
                                       save_strategy="no", disable_tqdm=True, **options)  # fmt: skip

@@ -21,6 +21,7 @@ from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import device_cost, step_cost
 from bertscope.memory.trace import Block, MemoryEvent, MemoryTrace
 from bertscope.settings.run_config import RunConfig
+from tests.conftest import EVERY_CASE
 from tests.memory.steps import estimated_trace, small
 
 MIB, GIB = 2**20, 2**30
@@ -217,7 +218,7 @@ def test_each_loop_reserves_at_least_its_peak_and_leaves_only_its_state(fields):
         assert terms.reserved_bytes == replayed(asked, expandable_segments=conf).peak_reserved_bytes
 
 
-@pytest.mark.parametrize(("checkpointing", "more"), [("none", 1.03), ("full", 1.15)])
+@pytest.mark.parametrize(("checkpointing", "more"), [("full", 1.15), ("none", 1.03)][: 1 + EVERY_CASE])
 def test_a_large_run_needs_no_more_with_expandable_segments(checkpointing, more):
     run_config = RunConfig(batch=6, seq=512, device="cuda", checkpointing=checkpointing)
     trace = traces("bert-base-uncased", "BertForMaskedLM").trace(run_config)
@@ -239,10 +240,13 @@ def test_equal_blocks_of_a_tape_are_given_back_last_come_first():
 BASE, LARGE = "bert-base-uncased", "bert-large-uncased"
 INDEPENDENT = [
     (BASE, {"precision": "autocast-fp16", "grad_scaler": True, "batch": 32, "seq": 128}, "forward", 3987.3 / 1024),
-    (BASE, {"precision": "autocast-bf16", "batch": 32, "seq": 128}, "backward", 4213.5 / 1024),
-    (BASE, {"precision": "autocast-bf16", "batch": 16, "seq": 512, "checkpointing": "full"}, "forward", 3771.3 / 1024),
+    *EVERY_CASE * (
+        (BASE, {"precision": "autocast-bf16", "batch": 32, "seq": 128}, "backward", 4213.5 / 1024),
+        (BASE, {"precision": "autocast-bf16", "batch": 16, "seq": 512, "checkpointing": "full"}, "forward",
+         3771.3 / 1024),
+    ),
     (LARGE, {"precision": "fp32", "batch": 32, "seq": 512}, "backward", 34.4),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "settings", "phase", "gib"), INDEPENDENT)
@@ -286,7 +290,7 @@ def traces(preset: str, architecture: str) -> MemoryTraces:
     return MemoryTraces(load(preset, architecture=architecture, attention="eager"))
 
 
-@pytest.mark.parametrize(("model", "seq", "batch"), [("base", 512, 6), ("large", 320, 1)])
+@pytest.mark.parametrize(("model", "seq", "batch"), [("large", 320, 1), ("base", 512, 6)][: 1 + EVERY_CASE])
 def test_what_ran_on_a_titan_x_of_12_gb_is_not_estimated_as_out_of_memory(model, seq, batch):
     """README of google-research/bert: Adam, fp32, fine-tuning with TensorFlow."""
     run_config = RunConfig(batch=batch, seq=seq, optimizer="adam", device="cuda")

@@ -17,6 +17,7 @@ from bertscope.memory.step import TORCH_DTYPES, make_optimizer, meta_inputs, run
 from bertscope.memory.trace import MemoryTrace
 from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import OPTIMIZERS
+from tests.conftest import EVERY_CASE
 from tests.memory.plain_loop import peak_bytes
 from tests.memory.steps import estimated_trace, small
 
@@ -131,23 +132,14 @@ def test_at_each_batch_of_a_search_the_evaluation_stays_as_it_is():
 
 
 OTHERS = [
-    {"optimizer": "rmsprop"},
     {"optimizer": "rmsprop", "momentum": 0.9},
-    {"optimizer": "adagrad"},
-    {"optimizer": "adadelta"},
-    {"optimizer": "adamax"},
-    {"optimizer": "asgd"},
-    {"optimizer": "nadam"},
-    {"optimizer": "radam"},
-    {"optimizer": "rprop"},
-    {"optimizer": "lamb"},
-    {"optimizer": "lion"},
-    {"optimizer": "adamw-8bit"},
-    {"optimizer": "adamw-transformers"},
-    {"optimizer": "adafactor-transformers"},
-    {"grad_scaler": True},
+    *({"optimizer": name} for name in (
+        "adamax", "asgd", "nadam", "rprop", "lamb", "adamw-8bit", "adafactor-transformers",
+        *EVERY_CASE * ("rmsprop", "adagrad", "adadelta", "radam", "lion", "adamw-transformers"),
+    )),
+    *EVERY_CASE * ({"grad_scaler": True},),
     {"grad_scaler": True, "optimizer_implementation": "fused"},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("loop", OTHERS, ids=str)

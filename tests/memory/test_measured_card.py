@@ -140,7 +140,7 @@ def own_rows():
     return [row for row in rows if "eager" not in row["options"] and "--padding" not in row["options"]]
 
 
-@pytest.mark.parametrize("row", own_rows()[:: 1 if EVERY_CASE else 2], ids=lambda row: row["options"])
+@pytest.mark.parametrize("row", own_rows()[:: 1 if EVERY_CASE else 4], ids=lambda row: row["options"])
 def test_a_loop_of_bert_took_on_a_card_what_is_estimated(cli, row):
     options = (*row["options"].split(), "--gpu", "h200", "--no-calibration", "--format", "json")
     device = cli("estimate", row["model"], *options).json["variants"][0]["estimated"]["cost"]

@@ -18,6 +18,7 @@ import bertscope
 from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import OPTIMIZERS
 from bertscope.sources.training_files import read_training_file
+from tests.conftest import EVERY_CASE
 from tests.memory.plain_loop import highest
 
 BATCH, SEQ, STEPS = 4, 24, 3
@@ -77,10 +78,13 @@ def trained(args, fields) -> int:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"gradient_accumulation_steps": 4},
-        {"gradient_accumulation_steps": 4, "optim": "adafactor", "max_grad_norm": 0},
         {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "optim": "rmsprop"},
         {"gradient_accumulation_steps": 4, "bf16": True},
+        *EVERY_CASE
+        * (
+            {"gradient_accumulation_steps": 4},
+            {"gradient_accumulation_steps": 4, "optim": "adafactor", "max_grad_norm": 0},
+        ),
     ],
     ids=str,
 )
@@ -103,7 +107,7 @@ def test_the_estimate_of_training_arguments_is_the_peak_of_the_trainer(tmp_path,
     assert 0.999 * (peak - waiting) <= real <= 1.001 * (peak + waiting)
 
 
-@pytest.mark.parametrize("keeps_logits", [False, True])
+@pytest.mark.parametrize("keeps_logits", [True, False][: 1 + EVERY_CASE])
 def test_the_estimate_of_an_evaluation_is_the_peak_of_the_trainer(tmp_path, keeps_logits):
     args = arguments(tmp_path, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=6 * BATCH)
     (tmp_path / "args.json").write_text(args.to_json_string())

@@ -16,7 +16,7 @@ from bertscope.errors import SelectionError
 from bertscope.model import CLASSES, build
 from bertscope.tracing.flops import shapes_of, trace
 from bertscope.tracing.inputs import example_inputs, inputs_for
-from tests.conftest import GOLDEN, cases, data
+from tests.conftest import GOLDEN, cases, data, kinds
 
 SELF = "encoder.layer.0.attention.self"
 AS_IN_DOCUMENT = ("--kind", "forward", "--direction", "LR", "--cache", "128")  # of its dataflow
@@ -180,9 +180,7 @@ WITNESSES = {"+": ("add",), "-": ("sub", "rsub"), "*": ("mul",), "/": ("div",), 
              "torch.einsum": ("bmm",)}  # fmt: skip
 
 
-@pytest.mark.parametrize("positions", ["absolute", "relative_key", "relative_key_query"])
-@pytest.mark.parametrize("cache", [0, 16])
-@pytest.mark.parametrize("head_mask", [True, False])
+@kinds("positions, cache, head_mask", ["absolute", "relative_key", "relative_key_query"], [0, 16], [True, False])
 def test_the_functions_drawn_are_the_operators_that_torch_dispatches(positions, cache, head_mask):
     model = base(position_embedding_type=positions, num_hidden_layers=1).eval()
     report = bertscope.diagram(
@@ -235,8 +233,7 @@ def test_the_fused_kernel_is_one_box_with_its_operands_named(tiny):
     assert ("attention_mask", fused) in chains(report)
 
 
-@pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("depth", [None, 9])
+@kinds("name, depth", CLASSES, [None, 9])
 def test_the_shapes_on_the_arrows_are_those_that_come_out_of_the_modules(tiny, name, depth):
     model = build(replace(tiny, num_hidden_layers=1), name).eval()
     report = bertscope.diagram(model, "forward", depth=depth, forward_inputs=ForwardInputs(batch=3, seq=5, mask=False))
