@@ -334,12 +334,6 @@ def test_a_strategy_that_saves_at_no_batch_is_measured_too(cli, folder):
     assert all(variant["measured"] for variant in result.json["variants"])
 
 
-def test_a_model_that_is_frozen_whole_is_one_line(cli, folder):
-    result = cli("profile", "small.yaml", "--freeze", "bert", "--freeze", "cls")
-    assert (result.code, result.out) == (2, "")
-    assert "nothing that is trained" in result.err.splitlines()[-1]
-
-
 def test_the_same_seed_gives_the_same_step(folder):
     run_config = RunConfig(batch=2, seq=8, mode="forward")
     jobs = [Job(source=small(num_hidden_layers=1), run_config=run_config, steps=0, threads=1, seed=7)] * 2

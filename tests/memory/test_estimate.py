@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import warnings
 from dataclasses import replace
 
@@ -187,24 +186,6 @@ def test_a_module_that_misleads_naive_counters_has_the_memory_found_by_hand(name
     found = bertscope.estimate(trap.make(), trap.inputs, mode="inference").variants[0].estimated
     assert found.peak.parts.parameters == trap.param_bytes
     assert found.peak.parts.inputs == trap.inputs.numel() * trap.inputs.element_size()
-
-
-def test_what_the_module_itself_settles_is_refused():
-    refused = {
-        "is determined by the module and its inputs; allowed: mode, precision, ": [
-            {"checkpointing": "full"},
-            {"batch": 8},
-        ],
-        "the module determines its dtypes; precision is stored or autocast-": [{"precision": "bf16"}],
-        "did you mean 'optimizer'": [{"optimiser": "adamw"}],
-        "it is precision here": [{"dtype": "bf16"}],
-    }
-    for words, fields in refused.items():
-        for field in fields:
-            with pytest.raises(SelectionError, match=words):
-                bertscope.estimate(nn.Linear(2, 2), torch.ones(1, 2), **field)
-    found = bertscope.estimate(nn.Linear(2, 2), torch.ones(1, 2))
-    assert (found.inputs_given, found.run.precision) == (True, "stored")
 
 
 @pytest.mark.parametrize("ask", [bertscope.estimate, bertscope.profile])
@@ -553,13 +534,6 @@ def test_steps_of_other_operators_or_another_number_of_events_have_no_growth():
     other = MemoryTrace.of(far.state, [event._replace(operator="mul") for event in far.events])
     assert two.with_slopes(far) is not None
     assert two.with_slopes(other) is two.with_slopes(with_sizes(10, LARGE_BATCH)) is None
-
-
-def test_a_growth_is_the_same_from_json():
-    found = scalable(GROWING[1])
-    again = MemoryTrace.read(json.loads(json.dumps(found.data())))
-    assert again == found
-    assert memory(again.scaled(7), "estimated", {}) == memory(found.scaled(7), "estimated", {})
 
 
 def test_the_scratch_of_embeddings_follows_its_rule_at_each_batch():

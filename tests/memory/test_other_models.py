@@ -191,19 +191,6 @@ def peaks(result):
     return [max(phase["peak_bytes"] for phase in variant[part]["phases"]) for part in ("estimated", "measured")]
 
 
-@pytest.mark.parametrize("family", ["electra", "distilbert"], indirect=True)
-def test_profile_measures_what_a_plain_loop_allocates_and_what_it_estimates(cli, family):
-    name, path = family
-    result = cli("profile", path, *MEASURED)
-    estimated, measured = peaks(result)
-    plain = plain_peak(name, 3, 16)
-    assert estimated == pytest.approx(plain, rel=1e-3)
-    assert measured == pytest.approx(plain, rel=1e-3)
-    subject = result.json["subject"]
-    assert (subject["architecture"], subject["obtained"]) == (FAMILIES[name][0], "measured")
-    assert subject["config"]["model_type"] == name
-
-
 @pytest.mark.parametrize("attribute", ["Own", "half"])
 def test_profile_measures_own_code_as_it_estimates_it(cli, own, attribute):
     result = cli("profile", f"{own}:{attribute}", *MEASURED)

@@ -381,18 +381,6 @@ def test_the_first_strategy_wins_of_equals_and_ends_the_search(source, peaks):
     assert [(row.strategy, row.ranks) for row in report.rows] == [("ddp", 2)]
 
 
-def test_python_takes_the_settings_of_ranks():
-    settings = {"seq": 8, "checkpointing": "none", "precision": "fp32"}
-    report = bertscope.fit("bert-tiny", "120MiB", batch_total=64, strategy="ddp", world_size=2, **settings)
-    assert [(row.strategy, row.ranks, row.batch) for row in report.rows] == [("ddp", 2, 32)]
-    with pytest.raises(SelectionError, match="strategy is determined by the module"):
-        bertscope.estimate(torch.nn.Linear(2, 2), input_size=(1, 2), strategy="fsdp", world_size=2)
-    with pytest.raises(SelectionError, match="batch_total searches the number of ranks"):
-        bertscope.fit("bert-tiny", "1GiB", batch_total=64, rank=1)
-    with pytest.raises(SelectionError, match="nproc starts 2 ranks; mesh has 4"):
-        bertscope.profile("bert-tiny", nproc=2, strategy="hsdp", mesh="2x2")
-
-
 def test_a_search_takes_the_settings_of_ranks_for_the_strategies_that_have_them(cli, tmp_path):
     (tmp_path / "small.yaml").write_text(SMALL_YAML)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections import Counter
 from dataclasses import replace
 
@@ -274,16 +273,3 @@ def test_each_unit_of_any_model_is_gathered_alone(tmp_path):
     sizes = Counter({row.full_bytes // row.calls: row.calls for row in rows})
     assert sizes == {4 * 16: 5, 4 * (24 + 8): 1}  # each block by itself, and what is left together
     assert report.units == "5 x Linear"
-
-
-def test_a_llama_gathers_one_decoder_layer_at_a_time(tmp_path):
-    pytest.importorskip("transformers")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
-             "intermediate_size": 24, "vocab_size": 40}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
-    report = bertscope.estimate(str(tmp_path / "config.json"), batch=1, seq=4, strategy="fsdp", world_size=2)
-    assert report.units == "3 x LlamaDecoderLayer"
-    gathered = [row for row in report.variants[0].traffic if (row.phase, row.collective) == ("forward", "all-gather")]
-    layer = 16 * (16 + 8 + 8 + 16) + 3 * 16 * 24 + 2 * 16  # attention, MLP and two norms
-    assert sum(row.calls for row in gathered) == 4
-    assert {row.full_bytes // row.calls for row in gathered} == {4 * layer, 4 * (40 * 16 + 16)}

@@ -107,21 +107,6 @@ def test_a_job_for_the_child_of_profile_keeps_the_adapters():
     assert Job.from_json(Job(source=source, run_config=RunConfig()).to_json()).source.lora == source.lora
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("count", "bert-tiny", "--by", "group"),
-        ("tree", "bert-tiny", "--style", "torch"),
-        ("estimate", "bert-tiny", "--batch", "1", "--seq", "16", "--device", "cuda"),
-    ],
-    ids=lambda words: words[0],
-)
-def test_commands_take_adapters_and_show_them(cli, words):
-    result = cli(*words, "--lora", "r=3,target=query")
-    assert result.code == 0, result.err
-    assert ("lora_A" if "torch" in words else "r=3,alpha=8,target=query") in result.out
-
-
 def test_diff_shows_what_adapters_add(cli, tmp_path):
     (tmp_path / "adapter_config.json").write_text(
         json.dumps(
