@@ -113,14 +113,6 @@ def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):
     assert sum(note in short for note in notes) < len(notes)
 
 
-def test_profile_says_before_it_starts_a_child_that_there_is_no_cuda(cli, monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", {"torch": "2.13.0+cpu"}.get)
-    monkeypatch.setattr("bertscope.measure.profile.profile_report", None)
-    result = cli("profile", "bert-tiny", "--device", "cuda")
-    assert (result.code, result.out) == (2, "")
-    assert result.err == "error: torch finds no CUDA device here; use --device cpu, or estimate with --device cuda\n"
-
-
 def test_an_option_that_takes_a_list_may_be_repeated(cli):
     lists = cli("flops", "bert-tiny", "--batch", "1,2", "--seq", "17,8", "--format", "csv").out
     repeated = cli("flops", "bert-tiny", "--batch", "1", "-b", "2", "--seq=17", "--format", "csv", "-s", "8").out

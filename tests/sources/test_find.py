@@ -42,11 +42,6 @@ def test_a_preset_is_complete_in_itself_and_says_its_source(name):
     }  # fmt: skip
 
 
-def test_a_hub_name_finds_its_preset():
-    assert load("google-bert/bert-base-cased").name == "bert-base-cased"
-    assert load("google/bert_uncased_L-2_H-128_A-2").name == "bert-tiny"
-
-
 def write(folder: Path, text: str | bytes, name: str = "mine.yaml") -> Path:
     path = folder / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)

@@ -36,7 +36,6 @@ class EvilModel(PreTrainedModel):
     config_class = EvilConfig
 """
 CLASSES = dict.fromkeys(("AutoConfig", "AutoModel", "AutoBackbone"), "configuration_evil.EvilConfig")
-COMMANDS = [("count",), ("tree", "--style", "torch"), ("estimate",), ("diagram",), ("diff", "weights.bin")]
 ISSUE = {
     "model_type": "dpt", "architectures": ["DPTForDepthEstimation"], "is_hybrid": False,
     "backbone": "./m/evil", "backbone_kwargs": {"trust_remote_code": True},
@@ -121,17 +120,6 @@ def silence():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, ("count", "--download")], ids=" ".join)
-def test_no_command_runs_the_code_beside_a_configuration(cli, trap, command):
-    path = trap.write(ISSUE)
-    torch.save({"a": torch.zeros(1)}, trap.home / "weights.bin")
-    result = cli(command[0], "m", *command[1:])
-    assert result.code == 2
-    assert result.err.count("\n") == 1
-    assert result.err.startswith(f"error: {path.relative_to(trap.home)}:7: backbone names another model ('./m/evil')")
-    trap.check()
 
 
 @pytest.mark.parametrize(

@@ -128,23 +128,6 @@ def test_the_estimate_of_an_evaluation_is_the_peak_of_the_trainer(tmp_path, keep
     assert peak.peak_bytes == pytest.approx(highest(profiler, "trainer"), rel=0.001)
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ({"per_device_eval_batch_size": 32}, None),
-        ({"per_device_eval_batch_size": 32, "eval_strategy": "no", "do_eval": False}, None),
-        ({"per_device_eval_batch_size": 32, "eval_strategy": "epoch"}, 32),
-        ({"per_gpu_eval_batch_size": 16, "evaluation_strategy": "steps"}, 16),
-        ({"do_eval": True}, 8),
-    ],
-    ids=str,
-)
-def test_a_run_evaluates_if_its_arguments_say_so(tmp_path, keys, expected):
-    path = tmp_path / "args.json"
-    path.write_text(json.dumps({"output_dir": "x", **keys}))
-    assert read_training_file(path).fields.get("eval_batch") == expected
-
-
 def test_every_key_of_training_arguments_is_known_and_the_defaults_are_all_modelled(tmp_path):
     path = tmp_path / "args.json"
     path.write_text(arguments("x", optim="adamw_torch").to_json_string())

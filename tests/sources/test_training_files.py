@@ -200,15 +200,6 @@ def test_an_impossible_value_is_an_error_with_its_line(given, settings, words):
     assert caught.value.where == f"{path}:{line}"
 
 
-def test_names_and_values_of_a_file_are_escaped(cli, given):
-    nasty = {"bad\x1b[31m\nkey": "\u202e", "full_determinism": "\x1b[2J"}
-    plain = {"gradient_accumulation_steps": 1, "gradient_checkpointing": False, "bf16": False, "optim": "sgd"}
-    result = cli(*TINY, "--from", given(**nasty, **plain))
-    assert result.code == 0
-    assert "\x1b" not in result.err + result.out
-    assert "\u202e" not in result.err + result.out
-
-
 # Files of other trainers, as their documentation writes them -> some of the settings, and keys that are not modelled.
 OTHER_TRAINERS = {
     "axolotl": ("base_model: x\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\nsequence_len: 512\noutput_dir: o\n"
@@ -233,29 +224,30 @@ def test_a_file_of_another_trainer_is_read_by_its_own_words(tmp_path, name):
     assert keys(file.unknown) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "batch"),
-    [
-        ("val_set_size: 0.1\n", 4),
-        ("val_set_size: 0.1\neval_batch_size: 16\n", 16),
-        ("test_datasets: [{path: x}]\n", 4),
-        ("val_set_size: 0\neval_batch_size: 16\neval_strategy: steps\n", None),
-        ("val_set_size: 0.1\neval_strategy: 'no'\n", None),
-        ("eval_steps: 10\n", None),
-    ],
-)
-def test_axolotl_evaluates_held_out_data_in_its_own_batch(tmp_path, words, batch):
-    (tmp_path / "train.yaml").write_text(f"micro_batch_size: 4\n{words}")
-    assert read_training_file(tmp_path / "train.yaml").fields.get("eval_batch") == batch
+# What a file says of an evaluation -> its batch; none without held-out data or a strategy.
+EVALUATED = {
+    "output_dir: x\n": {
+        "per_device_eval_batch_size: 32": None,
+        "per_device_eval_batch_size: 32\neval_strategy: 'no'\ndo_eval: false": None,
+        "per_device_eval_batch_size: 32\neval_strategy: epoch": 32,
+        "per_gpu_eval_batch_size: 16\nevaluation_strategy: steps": 16, "do_eval: true": 8,
+    },
+    "micro_batch_size: 4\n": {  # axolotl
+        "val_set_size: 0.1": 4, "val_set_size: 0.1\neval_batch_size: 16": 16, "test_datasets: [{path: x}]": 4,
+        "val_set_size: 0\neval_batch_size: 16\neval_strategy: steps": None,
+        "val_set_size: 0.1\neval_strategy: 'no'": None, "eval_steps: 10": None,
+    },
+    "finetuning_type: full\nval_size: 0.1\n": {  # LLaMA-Factory
+        "": None, "eval_strategy: steps": 8, "eval_strategy: steps\nper_device_eval_batch_size: 1": 1,
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("words", "batch"),
-    [("", None), ("eval_strategy: steps\n", 8), ("eval_strategy: steps\nper_device_eval_batch_size: 1\n", 1)],
-)
-def test_llama_factory_evaluates_only_with_a_strategy(tmp_path, words, batch):
-    (tmp_path / "train.yaml").write_text(f"finetuning_type: full\nval_size: 0.1\n{words}")
-    assert read_training_file(tmp_path / "train.yaml").fields.get("eval_batch") == batch
+@pytest.mark.parametrize("start", EVALUATED)
+def test_a_run_evaluates_if_its_file_says_so(tmp_path, start):
+    for words, batch in EVALUATED[start].items():
+        (tmp_path / "train.yaml").write_text(f"{start}{words}\n")
+        assert read_training_file(tmp_path / "train.yaml").fields.get("eval_batch") == batch, words
 
 
 def test_offloaded_checkpointing_is_taken_as_full(tmp_path):
