@@ -168,15 +168,6 @@ def defined(tree: ast.Module) -> Iterator[str]:
             yield from (item.id for item in ast.walk(target) if isinstance(item, ast.Name)) if target else ()
 
 
-def test_a_public_name_of_analyses_and_reports_is_defined_once():
-    places = defaultdict(set)
-    for module in MODULES.values():
-        if module.room in (*COMPUTE.split(), "reports"):
-            for name in defined(module.tree):
-                places[name].add(module.place)
-    assert {n: p for n, p in places.items() if len(p) > 1 and not n.startswith("_")} == {}
-
-
 NUMBERS_ELSEWHERE = {
     "analyses/sweep/pool.py",  # keys of rows, and the schema of another version
     "tracing/cache.py",  # digests, the names of files
