@@ -7,13 +7,9 @@ import doctest
 import inspect
 import io
 import json
-import os
 import re
 import runpy
 import shutil
-import subprocess
-import sys
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -69,42 +65,6 @@ def test_the_keywords_of_the_functions_are_the_rows_of_settings():
         assert not inspect.signature(function).parameters.keys() & set(QUESTIONS[name].unused)
         assert all(f"{key}: {taken[key].help}" in function.__doc__
                    for key in taken if name != "fit" or key not in ("batch", "budget"))  # fmt: skip
-
-
-RIGHT_AND_WRONG = """
-import bertscope
-from bertscope import BertConfig
-
-report = bertscope.count("bert-tiny", by="group")
-number: int = report.totals.distinct_params
-text: str = report.to_markdown() + bertscope.report("bert-tiny").to_html()
-bertscope.estimate(BertConfig(), batch=8, checkpointing="none,full", optimizer="sgd")
-bertscope.fit("bert-tiny", gpu="t4", padding=0.5)
-bertscope.tree({"hidden_size": 64}, input_size=(1, 3, 224, 224))
-bertscope.nope  # wrong
-bertscope.count("bert-tiny", bye="group")  # wrong
-bertscope.estimate("bert-tiny", bacth=8)  # wrong
-bertscope.estimate("bert-tiny", batch="8")  # wrong
-bertscope.fit("bert-tiny", gpu=4)  # wrong
-report.totals.nope  # wrong
-report["encoder"].parms  # wrong
-bertscope.flops("bert-tiny")["encoder"].nope  # wrong
-bertscope.explain("bert-tiny", batch="8")  # wrong
-bertscope.BertConfig(hidden_sizes=3)  # wrong
-"""
-
-
-def test_mypy_finds_the_wrong_calls_of_a_program_and_only_those(tmp_path):
-    if find_spec("mypy") is None:
-        pytest.skip("mypy is not installed (extra dev)")
-    program = tmp_path / "program.py"
-    program.write_text(RIGHT_AND_WRONG)
-    command = [sys.executable, "-m", "mypy", program]  # with the settings and the cache of the project
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ | {
-        "MYPYPATH": str(ROOT)})  # fmt: skip
-    found = {int(line) for line in re.findall(r"program.py:(\d+): error", done.stdout)}
-    lines = RIGHT_AND_WRONG.split("\n")
-    assert found == {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}, done.stdout
 
 
 # ---- examples ----
