@@ -28,6 +28,7 @@ import yaml
 from bertscope.errors import BertscopeError
 from bertscope.settings.rows import Row, rows
 from bertscope.settings.run_config import ESTIMATED, SWEPT, RunConfig
+from bertscope.sources import adapters
 from tests import hostile, stored_files
 from tests.analyses.why.recording import documented
 from tests.conftest import DATA, OOM, ROOT, TRAINING_ARGUMENTS, data, run_cli
@@ -127,6 +128,10 @@ def kinds() -> dict[str, Kind]:
                      commands=("report {} --no-fit --batch 1 --seq 8 --format json",)),
         "adapter": Kind(name="lora/adapter_config.json", good=_json(data("corpus/adapter_config.json")),
                         commands=("count {}", "count lora", "estimate lora --batch 1 --seq 8")),
+        "lengths": Kind(name="rows.jsonl", good=b'{"length": 8}\n{"length": 4}\n', form="lines",
+                        commands=("estimate small.json --batch 1 --lengths {}",)),
+        "prices": Kind(name="prices.yaml", good=b"date: 2026-11-28\ncurrency: EUR\nprices: {t4: 0.3, l4: 0.7}\n",
+                       form="yaml", commands=(f"estimate {TINY} --gpu t4 --sequences 9 --price {{}}",)),
         "safetensors": Kind(name="model.safetensors", good=stored, form="safetensors"),
         "index": Kind(name="model.safetensors.index.json", good=_json(index), beside={"shard.safetensors": stored}),
         "gguf": Kind(name="m.gguf", good=stored_files.gguf({"blk.0.a": ((32,), 2, 0), "b": ((2,), 0, 32)}, data=40),
@@ -228,6 +233,8 @@ def _of_settings() -> dict[str, Kind]:
     model = {"model": [*TEXTS, "good.yaml", "small.json"], "architecture": [*TEXTS, "BertModel"], "attention": ["sdpa"],
              "add_pooling_layer": [True], "lora": [*TEXTS, "r=8,target=query"], "description": [*TEXTS]}  # fmt: skip
     step = {**small, "mode": "training", "peak_bytes": 1}
+    of_peft = [0, 1, 2, 2**24, 0.5, True, "query", ["query"], {"query": 2}, [0], [[1]], *TEXTS]
+    peft = dict.fromkeys((*adapters._KEYS, "task_type", "auto_mapping"), of_peft) | {adapters.TYPE: [*adapters._TYPES]}
     trainer = {key: [True, False, 1, 2, "no", "adamw_torch", "bf16", None, *TEXTS]
                for own in rows(*ESTIMATED).values() for key in own.trainer}  # fmt: skip
     plan = json.loads(run_cli("plan", "bert-tiny", *TINY.split()[1:], "--budget", "1GiB", "--emit", "json").out)
@@ -259,6 +266,8 @@ def _of_settings() -> dict[str, Kind]:
             ("plan of settings", "plan.json", run, of_plan, "estimate bert-tiny --seq 8 --plan {}"),
             ("training of settings", "args.json", trainer, lambda own: _json(
                 {"output_dir": "x", "per_device_train_batch_size": 1} | dict(own)), estimate + " --from {}"),
+            ("adapter of settings", "adapter_config.json", peft, lambda own: _json(
+                {"peft_type": "LORA", "target_modules": ["query"], "r": 2} | dict(own)), "count small.json --lora {}"),
         )
     }  # fmt: skip
 

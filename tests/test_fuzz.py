@@ -21,10 +21,10 @@ SEED, RUNS = 20261121, 4 if EVERY_CASE else 2
 REFUSED = ("deflated", "bzip2", "lzma")  # whose good file is refused
 FILES = ("preset", "expectations", "config", "page", "adapter", "safetensors", "index", "zip", "legacy", "verified",
          "gguf", "onnx", "modules",
-         "grid", "results", "project", "training", "accelerate", "calibration", "report",
+         "grid", "results", "project", "training", "accelerate", "calibration", "report", "lengths", "prices",
          "snapshot", "log", *FAMILIES)  # fmt: skip
 SETTINGS = ("grid of settings", "run of settings", "model of settings", "project of settings", "plan of settings",
-            "training of settings")  # fmt: skip
+            "training of settings", "adapter of settings")  # fmt: skip
 KINDS = (*FILES, *SETTINGS, *REFUSED, "name", "input", "option", "profiled", "ranks")
 
 

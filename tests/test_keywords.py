@@ -20,7 +20,7 @@ from bertscope.memory import step as steps
 from bertscope.memory.simulator import Simulator
 from bertscope.reports.base import Report
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import MEASURED
+from bertscope.settings.run_config import MEASURED, QUESTIONS
 from tests.conftest import EVERY_CASE
 from tests.corpus import values_of
 
@@ -192,3 +192,10 @@ def try_keywords(call, tmp_path, monkeypatch) -> None:
             idle += [keyword] * accepted
     idle = [keyword for keyword in idle if not {keyword, f"{call}: {keyword}"} & IDLE.keys()]
     assert not idle, "accepted, and without effect"
+
+
+@pytest.mark.parametrize("name", ["estimate", "flops"])
+def test_a_keyword_that_is_none_is_one_that_is_not_given(name):
+    """Else None would mean the default of a single run: batch 1, and a training step for `flops`."""
+    function, nothing = getattr(bertscope, name), dict.fromkeys(QUESTIONS[name].table)
+    assert numbers(function(CONFIG, **nothing)) == numbers(function(CONFIG))

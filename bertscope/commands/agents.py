@@ -7,6 +7,7 @@ cache, and files at and below the working directory. A client's text is no CodeN
 import gc
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -35,7 +36,7 @@ _QUESTIONS = {**QUESTIONS, **dict.fromkeys(("count", "check"), Question(records=
 
 def _rows(tool: str) -> dict[str, Row]:
     names = [name for name in _TOOLS[tool].options.split() if name in _OPTIONS and (tool, name) != ("count", "batch")]
-    options = {name: option_row(tool, name) for name in names}
+    options = {name: replace(option_row(tool, name), name=name) for name in names}
     return options | {name: _QUESTIONS[tool].table[name] for name in _TOOLS[tool].settings}
 
 
@@ -59,7 +60,8 @@ def schema(tool: str) -> dict[str, Any]:
 def answer(tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
     """Return a tool's text, and whether it is an error."""
     try:
-        report = _report(tool, {name: value for name, value in arguments.items() if name != "json"})
+        given = {name: value for name, value in arguments.items() if name != "json" and value is not None}
+        report = _report(tool, given)
         return report.to_json() if arguments.get("json") is True else str(report), False
     except Exception as error:
         known = told(error)
@@ -82,9 +84,9 @@ def _report(tool: str, arguments: dict[str, Any]) -> Any:
     function, file = getattr(bertscope, tool), options.pop("file", "")
     if tool == "check":
         return function(options["files"])
-    if not file or os.path.exists(file):
-        return function(*filter(None, [file]), subject, **options)
-    with NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as log:
+    if not file or os.path.exists(file):  # "-" is a file too: standard input has the client's messages
+        return function(*filter(None, [file and os.path.abspath(file)]), subject, **options)
+    with NamedTemporaryFile("w", suffix=".log", encoding="utf-8", errors="replace") as log:
         log.write(file)
         log.flush()
         return function(log.name, subject)

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from bertscope.errors import BertscopeError, SourceError, one_line
+from bertscope.files import readable
 from bertscope.processes import signals
 from bertscope.processes.folders import OwnFolder
 
-_LARGEST, _MOST = 16 << 20, 256 << 20  # bytes: of a file, above which it is left out as weights are; of all files
+_LARGEST, MAX_BYTES = 16 << 20, 256 << 20  # of a file, above which it is left out as weights are; of all files
 # The last two keep a partial clone from fetching what it lacks; older versions of git know only the first of them.
 _OFFLINE = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1"}
 
@@ -39,14 +40,15 @@ def revision(name: str) -> Iterator[Callable[[str], str]]:
             raise SourceError(f"{model[:100]!r} is no file of the repository in {root}, which --base compares")
         moved = there / here.relative_to(root)
         if not moved.exists():
-            raise SourceError(f"{one_line(name, limit=60)} has no {here.relative_to(root)}; name a file that it has")
+            raise SourceError(f"{shown} has no {here.relative_to(root)}; name a file that it has")
         return f"{moved}{colon}{attribute}"
 
+    shown = one_line(name, limit=60)
     try:
-        _write(commit.decode(), there)
+        with readable(f"the revision {shown}"):  # a tree may have any names and sizes, and lack its files
+            _write(commit.decode(), there)
         yield at_revision
     except BertscopeError as error:  # which may name the temporary file
-        shown = one_line(name, limit=60)
         raise SourceError(str(error).replace(f"{there}{os.sep}", f"{shown}:").replace(str(there), shown)) from None
     finally:
         signals.cleanups.remove(folder.cleanup)
@@ -75,8 +77,10 @@ def _write(commit: str, folder: Path) -> None:
         if mode.startswith(b"100") and is_safe and int(size) <= _LARGEST:
             blobs[folder / path] = blob
             total += int(size)
-    if total > _MOST:
-        raise SourceError(f"the revision has {total >> 20:,} MiB of files; {_MOST >> 20} MiB are the most for --base")
+    if total > MAX_BYTES:
+        raise SourceError(
+            f"the revision has {total >> 20:,} MiB of files; {MAX_BYTES >> 20} MiB are the most for --base"
+        )
     content = _git("cat-file", "--batch", stdin=b"\n".join(blobs.values()))
     begin = 0
     for file in blobs:
@@ -87,13 +91,14 @@ def _write(commit: str, folder: Path) -> None:
         begin = head + length + 2
 
 
-def _git(*arguments: str, known: str = "", stdin: bytes = b"") -> bytes:
+def _git(*arguments: str, known: str | None = None, stdin: bytes = b"") -> bytes:
     command, environment = ["git", "--no-pager", *arguments], os.environ | _OFFLINE
     try:
         done = subprocess.run(command, input=stdin, capture_output=True, env=environment, check=False)  # noqa: S603
-    except OSError as error:
-        raise SourceError(f"--base runs git, which cannot be started: {error.strerror}") from None
-    if done.returncode and known:
+    except (OSError, ValueError) as error:  # no git; a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"--base runs git, which cannot be started: {reason}") from None
+    if done.returncode and known is not None:
         raise SourceError(f"git knows no revision {known[:60]!r} here; fetch it, or name a branch, a tag or a commit")
     if done.returncode:
         said = one_line(done.stderr.decode(errors="replace").strip(), limit=200)

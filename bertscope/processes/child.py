@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import pkgutil
 import queue
@@ -15,6 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -438,6 +440,44 @@ class Worker:
         lines = b"".join(self.last_lines).decode(errors="replace").strip().splitlines()
         end = end_text(code)
         return f"{end}: {one_line(lines[-1], limit=200)}" if lines and "killed" not in end else end
+
+
+MEMORY_BYTES = 5 << 29  # of a child that reads a file with a parser that others wrote, or that unpickles
+
+
+def limit_child(cpu_seconds: int = 0) -> None:
+    """Limit this child to MEMORY_BYTES and, if they are not 0, to seconds of CPU time; it dies with its parent."""
+    die_with_parent(os.getppid())
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no file of a child that is killed
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        if cpu_seconds:
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
+
+
+def ask(
+    entry: str, question: Any, waiting: Callable[[], None], wait_seconds: float = math.inf
+) -> tuple[str, Any, int | None]:
+    """Return a child's message to one question: its kind, its content, and the child's exit code if it has ended.
+
+    A child that ends without a message gives ENDED and how it ended; the kind is empty after `wait_seconds`. Raises the
+    child's BertscopeError. `waiting` is called twice a second.
+    """
+    worker = Worker(Child(entry), lambda line: tuple(json.loads(line)))
+    deadline, message = time.monotonic() + wait_seconds, None
+    try:
+        worker.send(question)
+        while message is None and time.monotonic() < deadline:
+            waiting()
+            message = worker.receive(0.5)
+        kind, content = message or ("", None)
+        if kind == ERROR and isinstance(content, BertscopeError):
+            raise content
+        return kind, worker.death() if kind == ENDED else content, worker.process.returncode
+    finally:
+        worker.stop(0.0)
 
 
 def end_text(exit_code: int) -> str:

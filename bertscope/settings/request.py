@@ -46,7 +46,7 @@ def read_settings(
 
     `where` is one origin for all values or, by name, for each. Only settings in `compared` may have several values.
     With `is_text` numbers are text, as on a command line. With `permit` code may be imported by name: a person typed
-    it, or gave --allow-code.
+    it, or gave --allow-code. A value None is not given.
     """
     table, source = rows(*records), Source()
     for name, value in settings.items():
@@ -54,6 +54,8 @@ def read_settings(
         try:
             if name not in table:
                 raise SettingError(unknown_setting(name, table), [name])
+            if value is None:
+                continue
             values = table[name].values(value, is_text=is_text, is_compared=name in compared)
         except SettingError as error:
             if not origin:

@@ -7,13 +7,16 @@ import json
 import math
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from bertscope.errors import SelectionError, SourceError, name_of, suggestion
 from bertscope.files import readable
+from bertscope.progress import progress
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.sources.find import cached_folder
 
@@ -37,20 +40,46 @@ def read_lengths(
     name = lengths if isinstance(lengths, str | os.PathLike) else "lengths"
     if field and (name is not lengths or str(name).startswith(_NORMAL)):
         raise SelectionError(f"{name_of('field')} selects a field of a file; leave it out for numbers")
-    with readable(name):
-        if not isinstance(lengths, str | os.PathLike):
+    given = os.fspath(lengths) if isinstance(lengths, str | os.PathLike) else lengths
+    if tokenizer:  # whose library a file may crash or fill
+        from bertscope.processes.child import ask
+
+        few = given if isinstance(given, str) else [*islice(given, MAX_LENGTHS + 1)]
+        question, entry = json.dumps([few, field, tokenizer], default=str), "bertscope.sources.lengths:answer_parent"
+        kind, content, _ = ask(entry, question, lambda: progress(f"counting {os.path.basename(name)}"))
+        if kind != "lengths":
+            raise SourceError(f"{tokenizer} cannot be read: its reader {content}; check the file")
+        counts = dict(content)
+    else:
+        counts = _read(given, field, tokenizer)
+    if not counts:
+        raise SourceError(f"{name} has no lengths; {_WANTED}")
+    return dict(sorted(counts.items()))
+
+
+def answer_parent() -> None:
+    """Be the child that reads lengths: a process with limited memory."""
+    from bertscope.processes.child import limit_child, sender
+
+    question = json.loads(sys.stdin.readline())
+    send = sender()
+    os.environ.setdefault("RAYON_NUM_THREADS", "8")  # of tokenizers: each thread takes address space
+    limit_child()
+    send("lengths", [*_read(*question).items()])
+
+
+def _read(lengths: str | Iterable[Any], field: str, tokenizer: str) -> Counter[int]:
+    with readable(lengths if isinstance(lengths, str) else "lengths"):
+        if not isinstance(lengths, str):
             rows: _Rows = (("lengths", value) for value in lengths)
-        elif isinstance(lengths, str) and lengths.startswith(_NORMAL):
+        elif lengths.startswith(_NORMAL):
             rows = ((lengths, value) for value in _normal(lengths.removeprefix(_NORMAL)))
         else:
             path = Path(lengths).expanduser()
             if path.exists() and not path.is_file():
                 raise SourceError(f"{path} is no regular file; {_WANTED}")
             rows = _READERS.get(path.suffix.lower(), _lines)(path, field)
-        counts = _counted(rows, tokenizer)
-    if not counts:
-        raise SourceError(f"{name} has no lengths; {_WANTED}")
-    return dict(sorted(counts.items()))
+        return _counted(rows, tokenizer)
 
 
 def _counted(rows: _Rows, tokenizer: str) -> Counter[int]:

@@ -115,7 +115,6 @@ class ModelSource(Record):
         with importing("peft", "HF_", "PEFT_", "TRANSFORMERS_"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import peft
-        config = peft.get_peft_config(dict(self.adapter))
 
         linear: dict[str, None] = {}
 
@@ -123,7 +122,7 @@ class ModelSource(Record):
             base = self._model(device, attention)
             names = (path for path, part in base.named_modules() if type(part).__name__ in ("Linear", "Conv1D"))
             linear.update(dict.fromkeys(path.rpartition(".")[2] for path in names))
-            return peft.get_peft_model(base, copy.deepcopy(config))
+            return peft.get_peft_model(base, peft.get_peft_config(copy.deepcopy(dict(self.adapter))))
 
         def remedy() -> str:
             return f"; target takes names of its linear layers: {', '.join(linear)[:200]}" if linear else ""

@@ -64,6 +64,9 @@ REFUSED = (
     ("count", {"model": "bert-tiny", "output": "x"}, "there is no setting 'output'"),
     ("estimate", {"model": "bert-tiny", "batch": 10**30}, "batch takes"),
     ("estimate", {"model": "bert-tiny", "batch": [[1]]}, "batch takes"),
+    ("fit", {"model": "bert-tiny", "gpu": "t4", "batch": "8"}, "batch takes a whole number"),
+    ("count", {"model": 3}, "model takes a text"),
+    ("why", {"file": "\udcff out of memory"}, "no out-of-memory message"),
     ("profile", {"model": "bert-tiny"}, "there is no tool 'profile'"),
 )
 
@@ -73,6 +76,18 @@ def test_code_other_files_and_wrong_values_are_the_text_of_an_error(project, too
     text, is_error = agents.answer(tool, arguments)
     assert (is_error, said in text, "Traceback" in text) == (True, True, False), text
     assert not (project / "ran").exists()
+
+
+def test_a_file_that_is_named_like_standard_input_is_read_and_not_the_client(project, monkeypatch):
+    (project / "-").write_text(OOM)
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "Fragmentation: 4.84 GiB" in agents.answer("why", {"file": "-"})[0]
+
+
+def test_a_parameter_that_is_null_has_its_default(project):
+    texts = [agents.answer("estimate", {"model": "config.json", **more})[0] for more in ({}, {"batch": None})]
+    assert "batch 8" in texts[0]
+    assert texts[0] == texts[1]
 
 
 def test_each_schema_is_an_object_whose_parameters_are_described():

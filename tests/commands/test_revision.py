@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,8 @@ def test_code_of_the_revision_imports_its_own_neighbours(cli, repository, monkey
 
 REFUSED = {
     ("nope", "config.json"): "git knows no revision 'nope' here",
+    ("", "config.json"): "git knows no revision '' here",
+    ("a\0b", "config.json"): "embedded null byte",
     ("--output=x", "config.json"): "git knows no revision '--output=x' here",
     ("base", "bert-tiny"): "base has no bert-tiny",
     ("base", "../other.json"): "is no file of the repository",
@@ -91,13 +94,30 @@ def test_nothing_that_git_can_run_runs(cli, repository, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("names", [("n" * 4000,), ("a", "a/b"), (".",), ("missing",)], ids=lambda names: names[0][:9])
+def test_a_tree_that_no_folder_can_hold_is_one_line(cli, repository, names):
+    """git checks no name and no file of a tree that somebody else made."""
+
+    def written(kind: str, raw: bytes) -> str:
+        command = ["git", "hash-object", "-t", kind, "-w", "--literally", "--stdin"]
+        return subprocess.run(command, input=raw, capture_output=True, check=True).stdout.decode().strip()
+
+    blob = "12" * 20 if names == ("missing",) else written("blob", b"{}")
+    inner = written("tree", b"100644 b\0" + bytes.fromhex(blob))
+    rows = [b"40000 a\0" + bytes.fromhex(inner) if "/" in name else f"100644 {name}\0".encode() + bytes.fromhex(blob)
+            for name in names]  # fmt: skip
+    about = f"tree {written('tree', b''.join(rows))}\nauthor a <a> 1 +0\ncommitter a <a> 1 +0\n\nx\n"
+    done = cli("diff", f"--base={written('commit', about.encode())}", "config.json")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+
+
 def test_a_large_file_is_left_out_and_too_many_are_refused(cli, repository, monkeypatch):
     (repository / "weights.bin").write_bytes(bytes(1000))
     git(repository, "add", "weights.bin")
     git(repository, "commit", "--quiet", "-m", "weights")
     monkeypatch.setattr("bertscope.commands.revision._LARGEST", 999)
     assert cli("diff", "--base", "HEAD", "config.json").code == 0
-    monkeypatch.setattr("bertscope.commands.revision._MOST", 100)
+    monkeypatch.setattr("bertscope.commands.revision.MAX_BYTES", 100)
     assert "are the most for --base" in cli("diff", "--base", "HEAD", "config.json").err
 
 

@@ -18,7 +18,7 @@ from bertscope.memory.caching_allocator import Requests, history
 from bertscope.memory.lengths import Data, LengthSteps
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
-from bertscope.sources.lengths import read_lengths
+from bertscope.sources.lengths import _read, read_lengths
 from tests.memory.plain_loop import peak_bytes
 from tests.memory.steps import small
 
@@ -236,7 +236,27 @@ def test_a_package_that_only_some_files_need_is_named_if_it_is_missing(tmp_path:
     (tmp_path / "texts.jsonl").write_text('{"text": "a b"}\n')
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(SourceError, match="pip install --upgrade tokenizers"):
-        read_lengths(tmp_path / "texts.jsonl", field="text", tokenizer=str(tmp_path))
+        _read(str(tmp_path / "texts.jsonl"), "text", str(tmp_path))  # as the child does
+
+
+# What a tokenizer.json makes of the library that reads it: a bug in its Rust code, and a text of 40 x 16**8 letters.
+BROKEN = {
+    "panics": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "grows": {"normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 16}] * 8}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_tokenizer_that_breaks_its_library_is_one_line(cli: Any, tmp_path: Any, name: str) -> None:
+    pytest.importorskip("tokenizers")
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": model, **BROKEN[name]}))
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "a" * 40}))
+    texts = ("--lengths", tmp_path / "texts.jsonl", "--tokenizer", tmp_path)
+    done = cli("estimate", "bert-tiny", *texts)
+    assert (done.code, done.out, done.err.count("error: ")) == (2, "", 1)
+    assert "cannot be read: its reader" in done.err
 
 
 def test_a_normal_distribution_is_cut_to_its_limits() -> None:

@@ -90,6 +90,12 @@ def test_what_is_not_supported_is_one_line_with_its_place(adapter, cli, changes,
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
 
 
+def test_settings_that_peft_refuses_together_are_one_line(adapter, cli):
+    result = cli("count", str(adapter(layers_pattern="layer", rank_pattern={"query": 4})))
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "cannot add these adapters: ValueError" in result.err
+
+
 def test_a_name_that_the_base_model_does_not_have_is_one_line(adapter, cli):
     result = cli("count", str(adapter(target_modules=["q_proj"])))
     assert (result.code, result.err.count("\n")) == (2, 1)

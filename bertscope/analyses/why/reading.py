@@ -14,14 +14,13 @@ import pickle
 import signal
 import stat
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from bertscope.analyses.why.findings import message_report, snapshot_report
 from bertscope.errors import BertscopeError, SourceError, one_line
-from bertscope.processes.child import ENDED, ERROR, Child, Worker, die_with_parent, sender
+from bertscope.processes.child import ask, limit_child, sender
 from bertscope.progress import progress
 from bertscope.reports.base import to_json
 from bertscope.reports.json import from_json
@@ -29,8 +28,8 @@ from bertscope.reports.why import STDIN, WhyReport
 
 MAX_SNAPSHOT_BYTES = 250_000_000
 MAX_LOG_BYTES = 32 << 20  # of a text: the end of a longer file is read, and the beginning of standard input
-MEMORY_BYTES, MAX_SECONDS = 5 << 29, 15  # of the child, and of its CPU time
-_WAIT_SECONDS, _POLL_SECONDS = 60.0, 0.5  # for a child that waits for a disk, or for a CPU
+MAX_SECONDS = 15  # of CPU time of the child
+_WAIT_SECONDS = 60.0  # for a child that waits for a disk, or for a CPU
 _LESS = "record fewer events: torch.cuda.memory._record_memory_history(max_entries=100000)"
 _READS = "'why' reads a snapshot that torch.cuda.memory._dump_snapshot wrote, or a text with an out-of-memory message"
 _GIVE = "give a memory snapshot or a log, or - for standard input"
@@ -63,40 +62,26 @@ def read_why(file: str) -> WhyReport:
         raise SourceError(f"{one_line(str(file), limit=80)}: {what}") from None
     if not is_file:
         raise SourceError(f"{file} is a folder, a pipe or a device; {_GIVE}")
-    worker = Worker(Child("bertscope.analyses.why.reading:explain_file"), lambda line: tuple(json.loads(line)))
-    deadline, message = time.monotonic() + _WAIT_SECONDS, None
-    try:
-        worker.send([os.path.abspath(path), path.name])
-        while message is None and time.monotonic() < deadline:
-            progress(f"reading {path.name}")
-            message = worker.receive(_POLL_SECONDS)
-        end = worker.death() if message is None or message[0] == ENDED else ""
-    finally:
-        worker.stop(0.0)
-    content: Any
-    kind, content = message or ("", "")
+    kind, content, code = ask(
+        "bertscope.analyses.why.reading:explain_file",
+        [os.path.abspath(path), path.name],
+        lambda: progress(f"reading {path.name}"),
+        _WAIT_SECONDS,
+    )
     if kind == "report" and isinstance(report := from_json(content), WhyReport):
         return report
-    if kind == ERROR:
-        raise content
     if kind == "refused":
         raise SourceError(str(content))
-    if not kind or worker.process.returncode == -signal.SIGXCPU:
-        end = f"it takes more than {MAX_SECONDS} s"
-    raise SourceError(f"it cannot be read: {end or content}; {_LESS}", where=path.name)
+    if not kind or code == -signal.SIGXCPU:
+        content = f"it takes more than {MAX_SECONDS} s"
+    raise SourceError(f"it cannot be read: {content}; {_LESS}", where=path.name)
 
 
 def explain_file() -> None:
     """Read the file that the parent names on standard input, and send its report, or the reason why there is none."""
-    die_with_parent(os.getppid())
     path, name = json.loads(sys.stdin.readline())
     send = sender()
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no file of a child that is killed
-        resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS + 1))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    limit_child(MAX_SECONDS)
     gc.disable()  # of millions of dicts none is part of a cycle
     with suppress(MemoryError):
         send(*answer_of(path, name))
