@@ -20,7 +20,7 @@ from weakref import ref
 
 from bertscope.api.explain import flops
 from bertscope.api.memory import estimate
-from bertscope.api.requests import batch_of
+from bertscope.api.requests import batch_of, module_records, request_of
 from bertscope.calibrations import with_saved
 from bertscope.dry_run.recording import Recording
 from bertscope.errors import BertscopeWarning, SelectionError, one_line
@@ -37,7 +37,8 @@ from bertscope.reports.memory import Memory, MemoryReport, Timing, Variant
 from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.reports.tool import CalibrationReport
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import AUTOCAST, CPU, CUDA, LIGHTNING, STORED, RunConfig
+from bertscope.settings.rows import rows
+from bertscope.settings.run_config import AUTOCAST, CPU, CUDA, LIGHTNING, STORED, Measurement, RunConfig
 from bertscope.sources.find import source_of
 from bertscope.torch_access import is_view, nn, storage_key, torch
 from bertscope.tracing.fake_tensors import fake_like, state_tensors
@@ -72,7 +73,8 @@ class watch:
 
     `report` is what `profile` returns; `show` takes its text, by default `print`. `steps` are timed after the recorded
     one. `save` is the file for `calibration=`, on CUDA. Further keywords go to `estimate`, such as a `loss` function.
-    An exception of the loop passes unchanged; one in here becomes a warning, and the training goes on.
+    An exception of the loop passes unchanged; one in here becomes a warning, and the training goes on. Raises
+    SelectionError at once for a keyword that has no effect here.
 
     >>> model, data = torch.nn.Linear(100, 10), torch.randn(8, 100)
     >>> optimizer = torch.optim.AdamW(model.parameters())
@@ -93,6 +95,9 @@ class watch:
     ) -> None:  # fmt: skip
         while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer  # of accelerate and others around it
+        given = {name: value for name, value in settings.items() if name != "training_file"}  # which may say anything
+        module_records(request_of("estimate", model, given), model)
+        steps = rows(Measurement)["steps"].read(steps)
         self.model, self.optimizer, self.timed, self.save, self.show = model, optimizer, steps, save, show
         self.settings, self.inputs = settings, None
         self.passes, self.ends, self.is_recording, self.is_first = 0, list[float](), False, True

@@ -130,8 +130,8 @@ def _params(report: CheckpointReport) -> int:
 
 def _checkpoint_answer(report: CheckpointReport) -> str:
     stored = report.stored
-    params, tensors = count_text(_params(report)), count_text(stored.tensors)
-    return f"{params} parameters in {tensors} tensors, {bytes_text(stored.file_bytes)}."
+    params, tensors = counted(_params(report), "parameter"), counted(stored.tensors, "tensor")
+    return f"{params} in {tensors}, {bytes_text(stored.file_bytes)}."
 
 
 def _stored_lines(stored: Stored) -> Iterator[tuple[str, str]]:

@@ -87,6 +87,17 @@ def test_a_failure_inside_ends_no_training(name, strict, monkeypatch):
     assert _get_current_dispatch_mode() is None
 
 
+@pytest.mark.parametrize(("keyword", "value", "said"), [
+    ("bacth", 3, "no setting 'bacth'; did you mean 'batch'"), ("batch", 3, "batch is determined by the module"),
+    ("momentum", 0.9, "no effect"), ("steps", "x", "steps takes"), ("name", "x", "no setting"),
+])  # fmt: skip
+def test_a_keyword_without_effect_is_refused_at_once(keyword, value, said):
+    """Else the measurement would come without its estimate, and without a word."""
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(bertscope.BertscopeError, match=said):
+        bertscope.watch(model, torch.optim.AdamW(model.parameters()), **{keyword: value})
+
+
 @pytest.mark.parametrize("fails_at", [0, 1, 2, 5])
 def test_an_exception_of_the_loop_passes_unchanged(fails_at):
     model = encoder()

@@ -370,6 +370,8 @@ def _other(numbers: dict[str, int], reserved: int) -> int:
     used = numbers["total"] - numbers["free"]
     in_process = numbers.get("own", 0)  # NVML does not see a process in a container, and says 0 bytes
     rest, least = (used - in_process, 0) if in_process >= reserved else (used - reserved, _OUTSIDE)
+    if not numbers.keys() & {"own", "reserved", "unallocated"}:  # cudaMallocAsync: its pool may hold what is cached
+        least = numbers["total"] // 2
     return rest if rest > max(least, 0.01 * numbers["total"]) else 0
 
 
