@@ -5,14 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import pairwise, product
 
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, name_of
 from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, DiagramGroup, DiagramNode, GraphReport
 from bertscope.units import count_text, html_text, tensors_text, visible
 from bertscope.views import footer
+from bertscope.views.columns import copies_text
 from bertscope.views.page.templating import filled, markup
 
 MAX_EDGES = 500  # mermaid's maxEdges; with more, a flowchart does not parse
@@ -28,23 +28,21 @@ def mermaid(report: ClassReport | GraphReport) -> str:
     """Return the diagram for a README or a wiki; raises SelectionError for one that Mermaid would refuse."""
     written = source(report)
     edges = len(report.edges) if isinstance(report, GraphReport) else 0
-    remedy = (
-        f"draw a part of it with PATH or {name_of('around')}, less of it with {name_of('depth')}, or choose "
-        f"{name_of('to_svg()')}"
-    )
-    if edges > MAX_EDGES:
-        raise SelectionError(f"the diagram has {edges:,} arrows and Mermaid takes at most {MAX_EDGES}; {remedy}")
-    if len(written) > MAX_CHARACTERS:
+    size = f"{edges:,} arrows and Mermaid takes at most {MAX_EDGES}" if edges > MAX_EDGES else ""
+    if not size and len(written) > MAX_CHARACTERS:
         size = f"{len(written):,} characters and Mermaid draws at most {MAX_CHARACTERS:,}"
-        raise SelectionError(f"the diagram has {size}; {remedy}")
+    if size:
+        raise SelectionError(
+            f"the diagram has {size}; draw a part of it with PATH or {name_of('around')}, less of it with "
+            f"{name_of('depth')}, or choose {name_of('to_svg()')}"
+        )
     return written
 
 
 def source(report: ClassReport | GraphReport) -> str:
     """Return the text, at any length."""
-    in_yaml = visible(diagram_title(report)).replace("\\", "\\\\").replace('"', '\\"')
     body = _classes_of_mermaid(report) if isinstance(report, ClassReport) else _flowchart(report)
-    return "\n".join(["---", f'title: "{in_yaml}"', "---", *body]) + "\n"
+    return "\n".join(["---", f"title: {_quoted(diagram_title(report))}", "---", *body]) + "\n"
 
 
 # ---- classDiagram ----
@@ -53,7 +51,14 @@ def source(report: ClassReport | GraphReport) -> str:
 def _classes_of_mermaid(report: ClassReport) -> Iterator[str]:
     yield "classDiagram"
     for box in report.drawn_classes:
-        yield from _class(box, report.package)
+        address = _address(box, report.package)
+        head = f"  class {box.name}" + ("" if address == box.name else f'["{_escaped(address)}"]')
+        yield f"{head} {{" if box.attributes else head
+        for attribute in _attributes(box):
+            # `ModuleList[BertLayer]` in Mermaid's own generics; braces would end the class
+            member = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", attribute)
+            yield "    +" + member.replace("{", "#123;").replace("}", "#125;")
+        yield from ["  }"] * bool(box.attributes)
     for box in report.drawn_classes:
         for base in box.bases:
             yield f"  {base} <|-- {box.name}"
@@ -62,22 +67,8 @@ def _classes_of_mermaid(report: ClassReport) -> Iterator[str]:
         middle = arrow if link.count == 1 else f'"1" {arrow} "{count}"'
         yield f"  {link.owner} {middle} {link.part} : {link.attribute}"
     for box in report.drawn_classes:
-        if lines := _joined(conditions(box)):
+        if lines := _joined(_conditions(box)):
             yield f'  note for {box.name} "{lines}"'
-
-
-def _class(box: ClassBox, package: str) -> Iterator[str]:
-    address = _address(box, package)
-    head = f"  class {box.name}" + ("" if address == box.name else f'["{_escaped(address)}"]')
-    if not box.attributes:
-        yield head
-        return
-    yield f"{head} {{"
-    for attribute in attributes(box):
-        # `ModuleList[BertLayer]` in Mermaid's own generics; braces would end the class
-        member = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", attribute)
-        yield "    +" + member.replace("{", "#123;").replace("}", "#125;")
-    yield "  }"
 
 
 def _address(box: ClassBox, package: str) -> str:
@@ -92,7 +83,7 @@ def _address(box: ClassBox, package: str) -> str:
 def _flowchart(report: GraphReport) -> Iterator[str]:
     yield f"flowchart {report.direction}"
     yield from _group_of_mermaid("", report, 1)
-    for edge, lines in arrows(report):
+    for edge, lines in _arrows(report):
         label = f'|"{_joined(lines)}"|' if lines else ""
         yield f"  {_id(edge.source)} -->{label} {_id(edge.target)}"
 
@@ -102,7 +93,7 @@ def _group_of_mermaid(path: str, report: GraphReport, level: int) -> Iterator[st
     for node in report.nodes:
         if node.group == path:
             opening, closing = _SHAPES.get(node.role, ('["', '"]'))
-            yield f"{indent}{_id(node.id)}{opening}{_joined(node_lines(node))}{closing}"
+            yield f"{indent}{_id(node.id)}{opening}{_joined(_node_lines(node))}{closing}"
     for number, group in enumerate(report.groups):
         if group.parent == path:
             yield f'{indent}subgraph group_{number}["{_escaped(group_label(group))}"]'
@@ -141,53 +132,41 @@ def diagram_title(report: ClassReport | GraphReport) -> str:
     return ", ".join(parts)
 
 
-def node_lines(node: DiagramNode) -> list[str]:
+def _node_lines(node: DiagramNode) -> list[str]:
     """Return the lines in a box: its name, its type or arguments, its shape or parameters."""
-    name = f"{node.name} ({node.copies} x)" if node.copies > 1 else node.name
+    name = f"{node.name}{copies_text(node.copies)}"
     if node.role in ("function", "scalar"):
         return [f"{name} {node.detail}".rstrip()]
     lines = [name, *([node.detail] if node.detail and node.detail != node.name else [])]
-    if node.shape is not None:
-        lines.append(tensors_text([node.shape]))
-    if node.params is not None:
-        lines.append(f"{count_text(node.params)} params" if node.params else "no params")
-    return lines
+    lines += [tensors_text([node.shape])] if node.shape is not None else []
+    return lines + ([] if node.params is None else [f"{count_text(node.params) if node.params else 'no'} params"])
 
 
-def arrows(report: GraphReport, is_narrow: bool = False) -> Iterator[tuple[DiagramEdge, list[str]]]:
-    """Yield each arrow with its lines: the views of the tensor, and its shape unless a box at an end shows it.
-
-    The views are one line, or, for a narrow drawing, a line each.
-    """
+def _arrows(report: GraphReport) -> Iterator[tuple[DiagramEdge, list[str]]]:
+    """Yield each arrow with its lines: the views of the tensor, and its shape unless a box at an end shows it."""
     shown = {node.id: node.shape for node in report.nodes}
     for edge in report.edges:
         is_shown = edge.shape in (shown[edge.source], shown[edge.target])
         shapes = [tensors_text([edge.shape])] if edge.shape and not is_shown else []
-        views = edge.views if is_narrow or not edge.views else [", ".join(edge.views)]
-        yield edge, [*views, *shapes]
+        yield edge, [*filter(None, [", ".join(edge.views)]), *shapes]
 
 
 def group_label(group: DiagramGroup) -> str:
     """Return `0-11 (12 x): BertLayer`."""
-    copies = f" ({group.copies} x)" if group.copies > 1 else ""
-    return f"{group.name}{copies}: {group.type}"
+    return f"{group.name}{copies_text(group.copies)}: {group.type}"
 
 
-def attributes(box: ClassBox) -> Iterator[str]:
-    """Yield `int vocab_size = 30522`, for every attribute."""
+def _attributes(box: ClassBox) -> Iterator[str]:
     for attribute in box.attributes:
-        default = "" if attribute.default is None else f" = {attribute.default}"
-        yield f"{attribute.type} {attribute.name}{default}"
+        yield f"{attribute.type} {attribute.name}" + ("" if attribute.default is None else f" = {attribute.default}")
 
 
-def conditions(box: ClassBox) -> Iterator[str]:
+def _conditions(box: ClassBox) -> Iterator[str]:
     """Yield `crossattention: with add_cross_attention = true`, for attributes that this model does not have."""
-    for attribute in box.attributes:
-        if attribute.when:
-            yield f"{attribute.name}: with {attribute.when}"
+    return (f"{attribute.name}: with {attribute.when}" for attribute in box.attributes if attribute.when)
 
 
-__all__ = ["dot", "html", "inline_svg", "mermaid", "notebook", "svg", "width_points"]
+# ---- DOT ----
 
 # Colours of the light mode, for viewers that know no style sheet.
 _FILLS = {"value": "#e8f1fb", "function": "#fff4dc", "module": "#f3f4f6"}
@@ -199,148 +178,55 @@ _HEAD = (
 )
 
 
-# For a phone: less space, and one size of text, 11 CSS pixels or more as long as a point has a pixel.
-_NARROW = ("newrank=true; ranksep=0.18;", 'node [margin="0.06,0.04"];')
-_PHONE_POINTS = 358  # the content of the page on a screen of 390 CSS pixels, with a pixel for each point
-_LONG_TITLE = 24  # characters; a longer title of a group has two lines on a phone
-
-
 def dot(report: ClassReport | GraphReport) -> str:
     """Return the diagram as one digraph; the classes in it let a style sheet colour the drawing."""
-    return _digraph(report, _HEAD, _classes(report) if isinstance(report, ClassReport) else _graph(report))
-
-
-def _digraph(report: ClassReport | GraphReport, head: Iterable[str], body: Iterable[str]) -> str:
-    lines = [f"digraph {_quoted(diagram_title(report))} {{", *(f"  {line}" for line in (*head, *body)), "}"]
-    return "\n".join(lines) + "\n"
-
-
-# ---- classes ----
+    body = _classes(report) if isinstance(report, ClassReport) else _graph(report)
+    lines = (f"  {line}\n" for line in (*_HEAD, *body))
+    return f"digraph {_quoted(diagram_title(report))} {{\n{''.join(lines)}}}\n"
 
 
 def _classes(report: ClassReport) -> Iterator[str]:
     yield "rankdir=BT;"
     for box in report.drawn_classes:
-        label = _record(box, report.package)
-        yield f'{_quoted(box.name)} [class="class", shape=record, fillcolor="{_FILLS["module"]}", label={label}];'
+        parts = ([f"+{attribute}" for attribute in _attributes(box)], [*_conditions(box)])
+        shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts if part]
+        label = "|".join([_in_record(_address(box, report.package)), *shown])
+        yield f'{_quoted(box.name)} [class="class", shape=record, fillcolor="{_FILLS["module"]}", label="{{{label}}}"];'
     for box in report.drawn_classes:
         for base in box.bases:
             yield f'{_quoted(box.name)} -> {_quoted(base)} [class="inherits", arrowhead=onormal];'
     for link in report.drawn_links:
-        copies = f" ({link.count} x)" if link.count != 1 else ""
-        label = f" {link.attribute}{copies} "  # clear of the line
+        label = f" {link.attribute}{copies_text(link.count)} "  # clear of the line
         kind = "dir=both, arrowhead=diamond, arrowtail=none" if link.is_part else "arrowhead=vee, style=dashed"
         ends = (link.part, link.owner) if link.is_part else (link.owner, link.part)
         tail, head = map(_quoted, ends)
         yield f"{tail} -> {head} [{kind}, label={_lines([label])}];"
 
 
-def _record(box: ClassBox, package: str) -> str:
-    parts = ([f"+{attribute}" for attribute in attributes(box)], [*conditions(box)])
-    shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts if part]
-    return '"{' + "|".join([_in_record(_address(box, package)), *shown]) + '}"'
-
-
 def _in_record(written: str) -> str:
     return "".join(f"\\{letter}" if letter in '{}|<>"\\ ' else letter for letter in _as_text(written))
-
-
-# ---- graphs ----
 
 
 def _graph(report: GraphReport) -> Iterator[str]:
     yield f"rankdir={report.direction};"
     yield from _group("", report)
-    for edge, lines in arrows(report):
+    for edge, lines in _arrows(report):
         label = f" [label={_lines([f' {line} ' for line in lines])}]" if lines else ""  # clear of the line
         yield f"{_quoted(edge.source)} -> {_quoted(edge.target)}{label};"
 
 
-def _group(path: str, report: GraphReport, labels: Mapping[str, list[str]] | None = None) -> Iterator[str]:
-    """Yield the boxes of a group and of those in it; `words` are those of arrows, by group, in a narrow drawing."""
+def _group(path: str, report: GraphReport) -> Iterator[str]:
     for node in report.nodes:
         if node.group == path:
-            yield _box(node)
-    yield from (labels or {}).get(path, ())
+            kind = "value" if node.is_value else node.role
+            style = f'class="{kind}", fillcolor="{_FILLS[kind]}"' + ', style="filled,rounded"' * node.is_value
+            yield f"{_quoted(node.id)} [{style}, label={_lines(_node_lines(node))}];"
     for number, group in enumerate(report.groups):
         if group.parent == path:
             yield f"subgraph cluster_{number} {{"
-            label = group_label(group)
-            lines = label.split(": ") if labels is not None and len(label) > _LONG_TITLE else [label]
-            yield f'  label={_lines(lines)}; style="rounded"; color="#57606a";'
-            if labels is not None:
-                yield "  margin=5;"
-            yield from (f"  {line}" for line in _group(group.path, report, labels))
+            yield f'  label={_lines([group_label(group)])}; style="rounded"; color="#57606a";'
+            yield from (f"  {line}" for line in _group(group.path, report))
             yield "}"
-
-
-def _narrow_graph(report: GraphReport, weight: int | None) -> Iterator[str]:
-    """Yield a graph with the words of an arrow as a box without a frame: Graphviz puts a label next to its arrow.
-
-    With a weight, each row has one box: an invisible arrow leads to the box of the next row, straighter with a larger
-    weight.
-    """
-    parents = {group.path: group.parent for group in report.groups}
-    groups = {node.id: node.group for node in report.nodes}
-    labels: dict[str, list[str]] = {}  # by group
-    links: list[str] = []
-    below = dict(pairwise(_column(report))) if weight is not None else {}
-    for number, (edge, lines) in enumerate(arrows(report, is_narrow=True)):
-        source, target = _quoted(edge.source), _quoted(edge.target)
-        if not lines:
-            links.append(f"{source} -> {target};")
-            continue
-        around = {*_with_parents(groups[edge.source], parents)}
-        group = next(path for path in _with_parents(groups[edge.target], parents) if path in around)
-        middle = _quoted(f"arrow {number}")
-        size = 'shape=plaintext, style="", margin="0.02", width=0, height=0'
-        labels.setdefault(group, []).append(f'{middle} [class="words", {size}, label={_lines(lines)}];')
-        links += [f"{source} -> {middle} [arrowhead=none, weight=8];", f"{middle} -> {target};"]
-        if edge.source in below:
-            links.append(f"{middle} -> {_quoted(below[edge.source])} [style=invis, weight=0];")
-    yield "rankdir=TB;"
-    yield from _group("", report, labels)
-    yield from links
-    yield from (f"{_quoted(one)} -> {_quoted(other)} [style=invis, weight={weight}];" for one, other in below.items())
-
-
-def _with_parents(path: str, parents: Mapping[str, str]) -> Iterator[str]:
-    """Yield a group and the groups around it, from the innermost to "", which is the drawing."""
-    yield path
-    while path:
-        path = parents[path]
-        yield path
-
-
-def _column(report: GraphReport) -> list[str]:
-    """Return the boxes from top to bottom: an input before its first use, every other box after its sources.
-
-    Outputs are last.
-    """
-    sources: dict[str, list[str]] = {}
-    for edge in report.edges:
-        sources.setdefault(edge.target, []).append(edge.source)
-    column: list[str] = []
-    seen = set()
-
-    def place(box: str) -> None:
-        if box not in seen:
-            seen.add(box)
-            for source in sources.get(box, ()):
-                place(source)
-            column.append(box)
-
-    for node in sorted(report.nodes, key=lambda node: node.role == "output"):
-        if node.id in sources:
-            place(node.id)
-    return column
-
-
-def _box(node: DiagramNode) -> str:
-    kind = "value" if node.is_value else node.role
-    rounded = ', style="filled,rounded"' if node.is_value else ""
-    label = _lines(node_lines(node))
-    return f'{_quoted(node.id)} [class="{kind}", fillcolor="{_FILLS[kind]}"{rounded}, label={label}];'
 
 
 def _lines(lines: list[str]) -> str:
@@ -380,43 +266,21 @@ def notebook(report: ClassReport | GraphReport) -> str:
     return f'<div style="background: #fff; color: #000; overflow-x: auto">{drawn}</div>'
 
 
-def inline_svg(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
+def inline_svg(report: ClassReport | GraphReport) -> str:
     """Return the picture as part of a page, which has the style sheet, without an XML declaration."""
-    picture = _picture(report, is_narrow)
+    picture = _picture(report)
     return picture[picture.index("<svg") :]
 
 
 _GROUP_TITLE = re.compile(r'(class="cluster">\n<title>.*</title>\n<[^>]*/>\n)((?:<text.*</text>\n)+)')
-# Weights of invisible arrows, in the order of trial: none, a small or a large one gives the narrowest drawing.
-_WEIGHTS = (None, 0, 1, 2, 4, 8, 16)
-_SPACES = 0.16, 0.08  # inches between the boxes and arrows of a row; the first if there is room
 
 
-def _picture(report: ClassReport | GraphReport, is_narrow: bool = False) -> str:
-    picture = _narrow(report) if is_narrow and isinstance(report, GraphReport) else _drawn(dot(report))
+def _picture(report: ClassReport | GraphReport) -> str:
+    """Return the picture with the titles of groups above the arrows that cross them."""
+    picture = _drawn(dot(report))
     titles = "".join(match[2] for match in _GROUP_TITLE.finditer(picture))
-    if not titles:
-        return picture
     before, end, after = _GROUP_TITLE.sub(r"\1", picture).rpartition("</g>\n</svg>")
-    return f'{before}<g class="titles">\n{titles}</g>\n{end}{after}'
-
-
-def _narrow(report: GraphReport) -> str:
-    """Return the first drawing that fits a phone, or the narrowest if none does: boxes side by side, then stacked."""
-    pictures: dict[float, str] = {}
-    for weight, space in product(_WEIGHTS, _SPACES):
-        head = (*_HEAD, *_NARROW, f"nodesep={space};")
-        picture = _drawn(_digraph(report, head, _narrow_graph(report, weight)))
-        width = width_points(picture)
-        pictures.setdefault(width, picture)
-        if width <= _PHONE_POINTS:
-            break
-    return pictures[min(pictures)]
-
-
-def width_points(picture: str) -> float:
-    """Return a picture's width by Graphviz."""
-    return float(picture.partition('<svg width="')[2].partition("pt")[0])
+    return f'{before}<g class="titles">\n{titles}</g>\n{end}{after}' if titles else picture
 
 
 def _drawn(text: str) -> str:

@@ -24,7 +24,7 @@ from bertscope.views import fit as fit_words
 from bertscope.views import plan as plan_words
 from bertscope.views.columns import Column, attribute, csv_only, csv_text, number
 from bertscope.views.console import PARTS, ROLES, Target, variable
-from bertscope.views.diagram import inline_svg, mermaid, width_points
+from bertscope.views.diagram import inline_svg, mermaid
 from bertscope.views.diff import notes as diff_notes
 from bertscope.views.diff import parts as diff_parts
 from bertscope.views.footer import footer, subtitle, title
@@ -364,20 +364,14 @@ def _forward(model: ModelPart) -> dict[str, Any]:
 
 
 def _picture(graph: GraphReport) -> dict[str, Any]:
-    """Return the wide and the narrow picture and the width of the wide one, or Mermaid text if nothing draws them."""
+    """Return the picture, or Mermaid text if nothing draws one."""
     caption = graph.path or "the model"
     try:
-        drawn = [inline_svg(graph, is_narrow) for is_narrow in (False, True)]
+        drawn = re.sub(r' id="[^"]*"', "", inline_svg(graph))  # a page has several pictures, and one of each id
     except BertscopeError as error:
         return {"caption": caption, "svg": None, "failure": str(error), "mermaid": mermaid(graph)}
-    shown = ""
-    for kind, picture in zip(("wide", "narrow"), drawn, strict=True):
-        # A text of 11 pt has 11 CSS pixels where the picture has a pixel for each point.
-        style = f'class="{kind}" style="--points:{width_points(picture):g}"'
-        without_ids = re.sub(r' id="[^"]*"', "", picture)  # a page has several pictures, and one of each id
-        named = f'<svg {style} role="img" aria-label="{html_text(caption)}" '
-        shown += without_ids.replace("<svg ", named, 1) + "\n" * (kind == "wide")
-    return {"caption": caption, "svg": markup(shown), "points": width_points(drawn[0])}
+    named = f'<svg role="img" aria-label="{html_text(caption)}" '
+    return {"caption": caption, "svg": markup(drawn.replace("<svg ", named, 1))}
 
 
 # ---- the data of the charts, which charts.js draws; those of one `scale` share the axis up to their highest `top` ----

@@ -183,18 +183,6 @@ def test_two_models_stand_side_by_side_with_their_differences(two):
     assert text.count("<section><h3>bert-tiny</h3>") == text.count("<section><h3>bert-mini</h3>") == 7
 
 
-def test_each_dataflow_is_drawn_for_a_phone_too_with_the_size_that_keeps_its_text_at_11_pixels(written):
-    drawings = re.findall(
-        r'<svg class="(wide|narrow)" style="--points:(\d+)"[^>]* width="(\d+)pt"', written[0].read_text()
-    )
-    assert [kind for kind, *_ in drawings] == ["wide", "narrow"] * 2
-    assert all(points == width for _, points, width in drawings)
-    assert all(int(points) <= 358 for kind, points, _ in drawings if kind == "narrow")  # the text of a 390 pixel screen
-    shown = re.findall(r"@container \(width < ([\d.]+)pt\) { #(\S+) .wide { display: none; }", written[0].read_text())
-    assert [float(points) for points, _ in shown] == [float(points) for kind, points, _ in drawings if kind == "wide"]
-    assert all(f'<figure id="{name}">' in written[0].read_text() for _, name in shown)
-
-
 @pytest.mark.parametrize("version", [(3, 10), (3, 12)])
 def test_without_graphviz_the_page_shows_the_diagram_as_text(written, monkeypatch, cli, tmp_path, version):
     """The extra `draw` has no package for Python 3.10."""
