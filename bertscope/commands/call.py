@@ -402,7 +402,6 @@ class Progress:
         self.total = total
         self.started = time.monotonic()
         self.begun: list[str] = []  # the stages, in order
-        self.done_seconds = 0.0  # until the current stage began
         self.shown = ""
         self.next_seconds = 1.0  # of the next line
         self.bar: Any = None
@@ -414,7 +413,6 @@ class Progress:
         seconds = time.monotonic() - self.started
         if [stage] != self.begun[-1:]:
             self.begun.append(stage)
-            self.done_seconds = seconds
         if self.is_terminal and seconds >= 1:
             self._draw(one_line(text, limit=60))
             return
@@ -428,12 +426,11 @@ class Progress:
     def _draw(self, label: str) -> None:
         if self.bar is None:
             self.bar = progress_bar()
-            self.bar.add_task(label, total=None, done_seconds=self.done_seconds)
+            self.bar.add_task(label, total=None)
             self.bar.tasks[0].start_time = self.started
             self.bar.start()
         total = max(self.total, len(self.begun)) if self.total else None
-        self.bar.update(self.bar.task_ids[0], description=label, completed=len(self.begun) - 1, total=total,
-                        done_seconds=self.done_seconds)  # fmt: skip
+        self.bar.update(self.bar.task_ids[0], description=label, completed=len(self.begun) - 1, total=total)
 
     def note(self, text: str) -> None:
         """Print a note for the user."""

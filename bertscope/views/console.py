@@ -183,34 +183,24 @@ def padded(text: str, width: int) -> str:
 def progress_bar() -> Any:
     """Return a bar that disappears when it stops, with the stages done, the elapsed and the remaining time."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-    from rich.text import Text
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column
 
     console = Console(stderr=True, markup=False, highlight=False)
     bar_width = 20 if console.width >= 100 else 10
-
-    class Words(ProgressColumn):
-        """The stage: its words that leave the line of the bar unbroken."""
-
-        def render(self, task: Any) -> Any:
-            texts = (f"{task.total}/{task.total}", "0:00:00", "about 999 s left", " ...")
-            room = console.width - bar_width - sum(len(text) + 1 for text in texts) - 1
-            first, *rest = wrapped(task.description, Target(room)).splitlines() or [""]
-            return Text(f"{first} ..." if rest else first, no_wrap=True)
-
-    class Remaining(ProgressColumn):
-        """The remaining time, at the mean time of the stages done."""
-
-        def render(self, task: Any) -> Any:
-            if not task.total or not task.completed:
-                return Text("")
-            done_seconds = task.fields["done_seconds"]
-            left = done_seconds / task.completed * (task.total - task.completed) - (task.elapsed - done_seconds)
-            return Text(f"about {max(left, 0):.0f} s left")
-
-    columns = (Words(), BarColumn(bar_width=bar_width), MofNCompleteColumn(), TimeElapsedColumn(), Remaining())
-    return Bar(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+    words = Column(no_wrap=True, overflow="ellipsis", width=max(min(console.width - bar_width - 26, 60), 10))
+    columns = (TextColumn("{task.description}", markup=False, table_column=words), BarColumn(bar_width),
+               MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
+    # The speed is the mean since the start: a stage may take minutes.
+    return Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False,
+                    speed_estimate_period=1e9)  # fmt: skip
 
 
 # ---- the colours of the charts: one for each meaning, for light and for dark pages ----
@@ -240,14 +230,11 @@ ROLES = {
 
 def variable(kind: str, name: str) -> str:
     """Return the reference of a style sheet to the colour of a `part` or a `role`."""
-    return f"var({_name(kind, name)})"
+    return f"var(--{kind}-{name.replace(' ', '-').replace('_', '-').lower()})"
 
 
 def declarations(mode: int) -> str:
     """Return the variables of all colours: of light pages (0) or of dark ones (1)."""
     named = [("part", PARTS), ("role", ROLES)]
-    return " ".join(f"{_name(kind, name)}: {both[mode]};" for kind, colors in named for name, both in colors.items())
-
-
-def _name(kind: str, name: str) -> str:
-    return f"--{kind}-{name.replace(' ', '-').replace('_', '-').lower()}"
+    return " ".join(f"{variable(kind, name)[4:-1]}: {both[mode]};" for kind, colors in named
+                    for name, both in colors.items())  # fmt: skip

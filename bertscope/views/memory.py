@@ -1,15 +1,18 @@
 """The memory report as a table, CSV and Markdown; in the terminal with bars, and what to conclude."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from operator import attrgetter, itemgetter
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import named, one_line
 from bertscope.gpus import COMMON
-from bertscope.reports.memory import EVALUATING, Memory, MemoryReport, Variant
+from bertscope.reports.memory import EVALUATING, REDUCE_SCATTER, Memory, MemoryReport, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, StepCost
 from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
@@ -18,7 +21,6 @@ from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, in_phase, listed, number, values
 from bertscope.views.console import PARTS, Target, lists_all, wrapped
 from bertscope.views.footer import is_generation_left_out, uncounted
-from bertscope.views.traffic import ranks_notes, ranks_table, traffic_notes, traffic_table
 from bertscope.views.views import Compared, Heading, Table, View, about, common_notes, model_columns, side_by_side
 
 _BAR_WIDTH = 48
@@ -49,12 +51,16 @@ def _known(report: MemoryReport) -> list[tuple[str, Memory]]:
     return [(name, variant.memory) for name, variant in _named(report) if variant.memory]
 
 
+def _estimated(report: MemoryReport) -> list[tuple[str, StepCost]]:
+    return [(name, variant.estimated.cost) for name, variant in _named(report) if variant.estimated]
+
+
 def verdict(report: MemoryReport) -> str:
     """Return the answer in a sentence: whether the step fits on the GPU, else its peak or what checkpointing saves."""
     known = _known(report)
     if not known:
         return "Nothing was measured: every run failed."
-    costs = {name: row.estimated.cost for name, row in _named(report) if row.estimated and row.estimated.cost.verdict}
+    costs = {name: cost for name, cost in _estimated(report) if cost.verdict}
     facts = _fits(report, costs) if costs else _peaks(report, known)
     return step.line_of(*facts, ", without generation" * is_generation_left_out(report))
 
@@ -113,12 +119,6 @@ def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fac
     return f"Fits on {on}{both}: {need}", (how, 2), (step.step_time(cost), 1)
 
 
-def _verdict_word(report: MemoryReport) -> str:
-    return next(
-        iter(step.by_verdict((name, row.estimated.cost if row.estimated else None) for name, row in _named(report))), ""
-    )
-
-
 def _settings(report: MemoryReport) -> str:
     facts = step.sizes(report.run, report.inputs_given)
     return step.settings_line(report, *facts, groups=len(report.ranks))
@@ -151,8 +151,7 @@ def notes(report: MemoryReport, target: Target | None = None, **_: Any) -> Itera
     yield step.assumed(report, *step.sizes(report.run, report.inputs_given), groups=len(report.ranks))
     yield Heading("What the table says")
     yield from conclusions(report)
-    yield from ranks_notes(report)
-    yield from traffic_notes(report)
+    yield from _traffic_notes(report)
     yield Heading("How the numbers were obtained")
     yield from footnotes(report)
 
@@ -357,7 +356,7 @@ def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | No
     tables = [
         variants_table(report, is_verbose=is_detailed),
         ranks_table(report),
-        traffic_table(report, by_module=is_detailed),
+        _traffic_table(report, by_module=is_detailed),
     ]
     saved = saved_table(report)
     if not saved.rows or not (is_detailed or shown_rows is not None):
@@ -386,6 +385,80 @@ def _records(report: MemoryReport) -> Table:
         step.parts_csv("phase"),
         csv_only({name: read for name, read in costs if name not in of_phase}),
     ], rows)  # fmt: skip
+
+
+# ---- several ranks ----
+
+
+def _traffic_notes(report: MemoryReport) -> Iterator[str]:
+    """Yield how ranks differ, and how the traffic was counted."""
+    rank = report.run.parallelism.rank
+    group = next((row for row in report.ranks if row.first <= rank <= row.last), None)
+    different = [row for row in report.ranks if group and row.updated_params != group.updated_params]
+    if group and different:
+        least = min(different, key=lambda row: row.updated_params)
+        yield (
+            f"Rank {rank} updates {count_text(group.updated_params)} parameters, rank {least.label} "
+            f"{count_text(least.updated_params)} ({named('rank')} N shows another)."
+        )
+    if any(variant.traffic for variant in report.variants):
+        yield (
+            "A rank sends, in a ring, (n-1)/n of the full tensor for all-gather, reduce-scatter and broadcast, twice "
+            "that for all-reduce."
+        )
+        kinds = {row.collective for variant in report.variants for row in variant.traffic}
+        if report.run.device == "cpu" and REDUCE_SCATTER in kinds:
+            yield "gloo reduces a copy of the gradients, which is counted; NCCL makes none."
+        yield "Not counted: buffers of NCCL."
+
+
+def _traffic_table(report: MemoryReport, *, by_module: bool) -> Table:
+    """Return the traffic by module, or by phase only; what is the same in all variants is one column."""
+    sums: dict[str, list[Counter[str]]] = {}  # of each variant
+    for number_of_variant, variant in enumerate(report.variants):
+        for row in variant.traffic:
+            path = f" of {row.path}" if row.path and by_module else ""
+            name = f"{row.collective} {in_phase(row.phase)}{path}, {count_text(row.ranks)} ranks"
+            cells = sums.setdefault(name, [Counter() for _ in report.variants])
+            cells[number_of_variant].update(calls=row.calls, full_bytes=row.full_bytes, sent_bytes=row.sent_bytes)
+    rows = [{"name": name, "any": next(filter(None, cells)), **{str(place): cell for place, cell in enumerate(cells)}}
+            for name, cells in sums.items()]  # fmt: skip
+    sent = {f"sent: {step.variant_name(variant)}": str(place) for place, variant in enumerate(report.variants)}
+    if all(len({cell["sent_bytes"] for cell in cells}) == 1 for cells in sums.values()):
+        sent = {"a rank sends": "any"}
+    return Table([
+        attribute("between ranks, per step", "name"),
+        number("calls", "any.calls"),
+        number("full tensors", "any.full_bytes", bytes_text, is_wide=True),
+        *(number(title, f"{key}.sent_bytes", bytes_text) for title, key in sent.items()),
+    ], rows)  # fmt: skip
+
+
+def ranks_table(report: MemoryReport) -> Table:
+    """Return the real ranks; without any a table without rows."""
+    rows = [{"variant": variant, "row": row} for variant in report.variants for row in variant.rank_rows]
+    return Table([
+        attribute("variant", "variant", text=step.variant_name, shown=len(report.variants) > 1),
+        attribute("rank", "row.ranks", text=numbers_text),
+        number("between steps", "row.state_bytes", bytes_text),
+        *step.phase_columns(rows, "row.phases"),
+        *step.cost_columns("row.cost"),
+        number("sends per step", "row.sent_bytes", bytes_text),
+        number("step", "row.step_seconds", lambda seconds: f"{median(seconds):.3f} s" if seconds else ""),
+    ], rows)  # fmt: skip
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Return numbers with ranges.
+
+    >>> numbers_text([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs = (list(run) for _, run in groupby(enumerate(sorted(numbers)), lambda item: item[1] - item[0]))
+    return ", ".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else f"{run[0][1]}" for run in runs)
+
+
+# ---- several models ----
 
 
 def _compared_table(report: MemoryReport) -> Table:
@@ -426,7 +499,7 @@ def _compared_subject(reports: Sequence[MemoryReport]) -> list[Column]:
 
 VIEW = View(
     answer=verdict,
-    verdict=_verdict_word,
+    verdict=lambda report: next(iter(step.by_verdict(_estimated(report))), ""),
     settings=_settings,
     tip=_tip,
     tables=_tables,

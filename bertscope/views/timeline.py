@@ -5,7 +5,7 @@ import operator
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import accumulate, groupby, pairwise
 from operator import attrgetter, itemgetter
@@ -13,9 +13,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from bertscope.errors import MissingExtraError, SelectionError, install_command
-from bertscope.reports.base import SCHEMA
 from bertscope.reports.memory import Memory, MemoryReport, Sample
-from bertscope.units import binary_unit, bytes_text, html_text, json_text
+from bertscope.units import binary_unit, bytes_text, html_text
 from bertscope.views.columns import Column, attribute, csv_only, csv_text, number, reader, shown_columns, values
 from bertscope.views.console import PARTS, variable
 from bertscope.views.footer import title
@@ -189,7 +188,8 @@ def _draw(axes: Any, panel: Panel, picture: Pictured) -> None:
         axes.text(0.5, 0.5, textwrap.fill(panel.failure, 50), ha="center", va="center", transform=axes.transAxes)
         return
     for part, heights in reversed(picture.tops(panel)):
-        axes.fill(*_outline(heights), color=COLORS[part], linewidth=0, gid=part)
+        # Memory is constant from one event to the next.
+        axes.stairs(heights, fill=True, color=COLORS[part], linewidth=0, gid=part)
     axes.grid(axis="y", color="black", alpha=0.12, linewidth=0.6)
     axes.set_xlim(0, len(panel.samples))
     axes.set_xlabel("in the order of allocations (not time)")
@@ -209,16 +209,6 @@ def _draw(axes: Any, panel: Panel, picture: Pictured) -> None:
     axes.plot([peak[0]], [peak[1]], "o", color="black", markersize=5)
     is_near_end = panel.peak_index > 0.6 * (len(panel.samples) - 1)  # there is no room to the right
     label(panel.peak_text, peak, (-6 if is_near_end else 6, 3), va="bottom", fontweight="bold")
-
-
-def _outline(heights: list[float]) -> tuple[list[float], list[float]]:
-    """Return the corners of the area under the steps: memory is constant from one event to the next."""
-    x, y = [0.0], [0.0]
-    for x_end, height in enumerate(heights):
-        if height != y[-1]:
-            x += [x_end, x_end]
-            y += [y[-1], height]
-    return [*x, len(heights), len(heights)], [*y, y[-1], 0.0]
 
 
 # ---- a small chart as SVG: bytes over a share ----
@@ -332,7 +322,7 @@ def timeline(report: MemoryReport, suffix: str) -> bytes:
         return html(report).encode()
     if suffix in ("svg", "png"):
         return image(report, suffix)
-    return (csv(report) if suffix == "csv" else json_report(report)).encode()
+    return (csv(report) if suffix == "csv" else report.to_json()).encode()
 
 
 def check_suffix(suffix: str) -> str:
@@ -361,29 +351,3 @@ def csv(report: MemoryReport) -> str:
         for variant in report.variants if variant.memory is not None
         for index, sample in enumerate(variant.memory.timeline)
     ])  # fmt: skip
-
-
-def json_report(report: MemoryReport) -> str:
-    """Return the picture's data: the samples of each variant, the peaks of the phases and the highest."""
-    variants = []
-    for variant in report.variants:
-        memory: dict[str, Any] = {"obtained": None, "phases": [], "timeline": []}
-        if (known := variant.memory) is not None:
-            memory = {
-                "obtained": known.obtained,
-                "peak": asdict(known.peak),
-                "phases": [asdict(phase) for phase in known.phases],
-                "timeline": [asdict(sample) | {"total_bytes": sample.parts.total} for sample in known.timeline],
-            }
-        variants.append({
-            "variant": variant_name(variant), "checkpointing": variant.checkpointing, "reentrant": variant.reentrant,
-            "failure": variant.failure, **memory,
-        })  # fmt: skip
-    return json_text({
-        "schema": SCHEMA,
-        "kind": "timeline",
-        "subject": asdict(report.subject),
-        "run": asdict(report.run),
-        "machine": report.machine,
-        "variants": variants,
-    })  # fmt: skip

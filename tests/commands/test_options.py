@@ -71,18 +71,14 @@ def test_a_command_has_its_own_default_of_a_setting(cli):
 
 
 @pytest.mark.parametrize("columns", [80, 100, 120])
-def test_the_bar_of_progress_is_one_line_with_whole_words(monkeypatch, columns):
+def test_the_bar_of_progress_is_one_line(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     bar = progress_bar()
-    words = "bert-large-uncased, fit: full, autocast-fp16, seq 128"
-    bar.add_task(words, total=5, completed=1, done_seconds=1.0)
+    bar.add_task("bert-large-uncased, fit: full, autocast-fp16, seq 128", total=5, completed=1)
     with bar.console.capture() as shown:
         bar.console.print(bar.get_renderable())
     (line,) = shown.get().splitlines()
-    assert re.search(r" 1/5 \d:\d\d:\d\d about \d+ s left", line)
-    begin = line.partition(" \u2501")[0].removesuffix(" ...").strip()
-    assert begin
-    assert f"{words} ".startswith(f"{begin} ")
+    assert re.match(r"bert-large-uncased, fit: full.* 1/5 \d:\d\d:\d\d -:--:--", line)
 
 
 @pytest.mark.parametrize(

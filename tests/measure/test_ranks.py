@@ -30,7 +30,7 @@ from bertscope.reports.memory import RankRow
 from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
-from bertscope.views.traffic import numbers_text
+from bertscope.views.memory import numbers_text
 from tests.conftest import EVERY_CASE
 from tests.measure.test_profile import is_gone
 from tests.memory.steps import small

@@ -27,8 +27,8 @@ from bertscope.settings.run_config import RunConfig
 from bertscope.views import step
 from bertscope.views.columns import Column
 from bertscope.views.console import Target
+from bertscope.views.memory import ranks_table
 from bertscope.views.step import on_gpu, strategy_names, time_text, verdict_text
-from bertscope.views.traffic import ranks_table
 from bertscope.views.views import view_of
 from tests.conftest import GOLDEN
 
