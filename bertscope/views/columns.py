@@ -81,12 +81,14 @@ def attribute(
     text: Callable[[Any], str] = str,
     of: str = "",
     csv: Sequence[str] | None = None,
+    as_text: str = "",
     missing: str = "",
     **options: Any,
 ) -> Column:
     """Return a column of an attribute of a row, or of its attribute `of`, as text; CSV has all attributes named.
 
-    `missing` is the text of None and of an empty one; `csv` has the attributes that CSV holds instead.
+    `missing` is the text of None and of an empty one; `csv` has the attributes that CSV holds instead, and `as_text`
+    the name under which it holds the text.
     """
     read = reader(f"{of}.{names[0]}" if of else names[0])
 
@@ -94,7 +96,8 @@ def attribute(
         value = read(row)
         return missing if value is None or value == "" else text(value)
 
-    return Column(title, cell, values(*(names if csv is None else csv), of=of), **options)
+    raw = {as_text: cell} if as_text else values(*(names if csv is None else csv), of=of)
+    return Column(title, cell, raw, **options)
 
 
 def number(title: str, name: str, text: Callable[[Any], str] = count_text, **options: Any) -> Column:

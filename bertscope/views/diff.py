@@ -39,10 +39,8 @@ _ROWS = (
     csv_only(values("copies")),
     Column("difference", lambda row: signed_text(row.params_b - row.params_a), values("params_a", "params_b"),
            right=True, csv_order=1),
-    *(replace(column, csv={f"shape_{column.title[-1]}": column.text}) for column in (
-        attribute("shape in a", "shape_a", text=shape_text, missing="--", detail=True),
-        attribute("shape in b", "shape_b", text=shape_text, missing="--", detail=True),
-    )),
+    attribute("shape in a", "shape_a", text=shape_text, as_text="shape_a", missing="--", detail=True),
+    attribute("shape in b", "shape_b", text=shape_text, as_text="shape_b", missing="--", detail=True),
 )  # fmt: skip
 _TOTALS = (
     attribute("total", "total"),

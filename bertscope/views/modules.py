@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import one_line
+from bertscope.reports.base import Shape
 from bertscope.reports.layer_ranges import is_run
 from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeReport, TreeRow, sum_of_rows
 from bertscope.settings.checkpointing import NONE
@@ -17,7 +17,7 @@ from bertscope.units import bytes_text, count_text, counted, shape_text, share_t
 from bertscope.views.columns import Column, attribute, copies_text, csv_only, number, values
 from bertscope.views.console import Target, command_text, wrapped
 from bertscope.views.footer import footer, title
-from bertscope.views.views import Compared, Table, View, side_by_side
+from bertscope.views.views import Compared, Table, View
 
 _TOTAL = "total"
 
@@ -48,16 +48,10 @@ def _is_root(row: Any) -> bool:
     return not row.depth
 
 
-def _tensors(name: str, row: Any) -> str:
-    return tensors_text(getattr(row, name))
-
-
 def _in_out(**options: Any) -> list[Column]:
     """Return the columns of the shapes and dtypes that go into each module, if there is room, and come out."""
-    texts = {"in": partial(_tensors, "inputs"), "out": partial(_tensors, "outputs")}
-    return [
-        Column(title, text, {text.args[0]: text}, is_wide=title == "in", **options) for title, text in texts.items()
-    ]
+    return [attribute("in", "inputs", text=tensors_text, as_text="inputs", is_wide=True, **options),
+            attribute("out", "outputs", text=tensors_text, as_text="outputs", **options)]  # fmt: skip
 
 
 def _per_layer(**options: Any) -> Column:
@@ -81,8 +75,8 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
     columns = [
         Column("path", label, depth | values("name", "path")),
         Column("type", lambda row: " + ".join(dict.fromkeys(row.type.split(" + "))), values("type"), detail=True),
-        Column("tensors", _shapes, {"shapes": _shapes}, csv_order=3, detail=report.by == "layer",
-               shown=report.by != "group"),
+        attribute("tensors", "shapes", text=_shapes, as_text="shapes", csv_order=3, detail=report.by == "layer",
+                  shown=report.by != "group"),
         _per_layer(),
         number("params", "params", csv=["params", "distinct_params"]),
         number("share", "share", share_text, csv_order=2),
@@ -94,11 +88,11 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
     return Table(columns, lines, lambda row: row.parts or row.name == _TOTAL)
 
 
-def _shapes(row: CountRow) -> str:
+def _shapes(shapes: Sequence[Shape]) -> str:
     """Return `4 x [768, 768], 4 x [768]`; more than four kinds are counted instead."""
-    kinds = Counter(row.shapes)
+    kinds = Counter(shapes)
     if len(kinds) > 4:
-        return f"{len(row.shapes)} tensors"
+        return f"{len(shapes)} tensors"
     return ", ".join(f"{times} x " * (times > 1) + shape_text(shape) for shape, times in kinds.items())
 
 
@@ -133,6 +127,18 @@ def _next(name: str, why: str, **changes: Any) -> str:
     return f"{why}\n  {command_text(name, changes, {})}"
 
 
+def _pivot(reports: Sequence[CountReport]) -> Table | None:
+    if reports[0].by != "group":
+        return None
+    names = dict.fromkeys(row.name for report in reports for row in report.rows)
+    groups = [{"group": name, **{str(n): sum(row.params for row in report.rows if row.name == name)
+                                 for n, report in enumerate(reports)}} for name in names]  # fmt: skip
+    for name, total in (("sum over layers", "layer_params"), ("unique parameters", "distinct_params")):
+        groups.append({"group": name, **{str(n): getattr(report.totals, total) for n, report in enumerate(reports)}})
+    models = (number(one_line(report.subject.name, limit=40), str(n), _some) for n, report in enumerate(reports))
+    return Table([attribute("group", "group"), *models], groups)
+
+
 def _compared_totals(report: CountReport) -> Table:
     columns = [
         number("unique parameters", "distinct_params"),
@@ -141,21 +147,6 @@ def _compared_totals(report: CountReport) -> Table:
         number("bytes", "param_bytes", bytes_text),
     ]
     return Table(columns, [report.totals])
-
-
-def _pivot(reports: Sequence[CountReport]) -> Table | None:
-    if reports[0].by != "group":
-        return None
-
-    def params(name: str, report: CountReport) -> str:
-        return _some(sum(row.params for row in report.rows if row.name == name))
-
-    names = dict.fromkeys(row.name for report in reports for row in report.rows)
-    groups = [Column(name, partial(params, name)) for name in names]
-    sums = [attribute("sum over layers", "totals.layer_params", text=_some),
-            attribute("unique parameters", "totals.distinct_params", text=_some)]  # fmt: skip
-    titles = [one_line(report.subject.name, limit=40) for report in reports]
-    return side_by_side("group", [*groups, *sums], reports, titles, is_verbose=True)
 
 
 _GROUPS = (csv_only({"group": attrgetter("name")} | values("params", "distinct_params", "trainable_params", "bytes")),)
@@ -220,16 +211,14 @@ def _type(row: TreeRow) -> str:
     return f"{text} (same module as {row.same_as})" if row.same_as is not None else text
 
 
-def _tree_tip(report: TreeReport) -> str:
-    if any(row.outputs for row in report.rows):
-        return _next("flops", "count the FLOPs of these modules")
-    return _next("tree", "see the shapes of their inputs and outputs", shapes=True)
-
-
 tree = View(
     answer=_headline,
     settings=title,
-    tip=_tree_tip,
+    tip=lambda report: (
+        _next("flops", "count the FLOPs of these modules")
+        if any(row.outputs for row in report.rows)
+        else _next("tree", "see the shapes of their inputs and outputs", shapes=True)
+    ),
     tables=lambda report, target: [tree_table(report, target)],
     lines=footer,
 )
@@ -263,14 +252,6 @@ def _phase(title: str, name: str, *, shown: bool) -> Column:
     return number(title, csv[0], _some, csv=csv, shown=shown, is_wide=name != "forward")
 
 
-_SWEEP = (
-    number("batch", "batch"),
-    number("seq", "seq"),
-    number("forward FLOPs", "forward_flops"),
-    number("backward", "backward_flops"),
-    number("recomputed", "recompute_flops"),
-    number("total FLOPs", "total_flops"),
-)
 _OPERATORS = (
     attribute("operator", "operator"),
     attribute("phase", "phase"),
@@ -282,10 +263,13 @@ _OPERATORS = (
 )
 
 
+def _run(report: FlopsReport) -> str:
+    return "a training step" if report.mode == "training" else "a forward pass"
+
+
 def _flops_answer(report: FlopsReport) -> str:
-    root = report.rows[0]
-    what = "a training step" if report.mode == "training" else "a forward pass"
-    return f"{count_text(root.total.matmul_flops)} FLOPs ({count_text(root.total.macs)} MACs) for {what}."
+    total = report.rows[0].total
+    return f"{count_text(total.matmul_flops)} FLOPs ({count_text(total.macs)} MACs) for {_run(report)}."
 
 
 def _flops_lines(report: FlopsReport, target: Target | None) -> Iterator[tuple[str, str]]:
@@ -336,44 +320,45 @@ def _convention(report: FlopsReport, target: Target, name: str) -> str:
 
 
 def _compared_work(reports: Sequence[FlopsReport]) -> str:
-    what = "a training step" if reports[0].mode == "training" else "a forward pass"
     points = (point.total_flops for report in reports for point in report.sweep)
-    return _span(points, f"FLOPs for {what} of {len(reports)} models")
+    return _span(points, f"FLOPs for {_run(reports[0])} of {len(reports)} models")
 
 
 def _sweep(report: FlopsReport) -> list[Column]:
     training = report.mode == "training"
-    names = {"backward": training, "recomputed": training and report.checkpointing != NONE, "total FLOPs": training}
-    return [replace(column, shown=names.get(column.title, True)) for column in _SWEEP]
-
-
-def _compared_flops(report: FlopsReport) -> Table:
-    return Table([*_sweep(report), number("MACs", "macs", detail=True)], report.sweep)
+    return [
+        number("batch", "batch"),
+        number("seq", "seq"),
+        number("forward FLOPs", "forward_flops"),
+        number("backward", "backward_flops", shown=training),
+        number("recomputed", "recompute_flops", shown=training and report.checkpointing != NONE),
+        number("total FLOPs", "total_flops", shown=training),
+    ]
 
 
 def _flops_notes(reports: Sequence[FlopsReport]) -> list[str]:
-    notes = []
-    for report in reports:
-        if report.unknown_operators:
-            notes.append(f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}")
+    notes = [f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
+             for report in reports if report.unknown_operators]  # fmt: skip
     how = "FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch"
     return [*notes, f"{reports[0].mode}; {how}"]
-
-
-def _flops_tip(report: FlopsReport) -> str:
-    if report.mode == "training":
-        return _next("estimate", "estimate the memory of such a step", mode=None)
-    return _next("flops", "count a training step", mode="training")
 
 
 flops = View(
     answer=_flops_answer,
     settings=lambda report: ", ".join([title(report), *[_sizes(report)] * bool(report.batch)]),
-    tip=_flops_tip,
+    tip=lambda report: (
+        _next("estimate", "estimate the memory of such a step", mode=None)
+        if report.mode == "training"
+        else _next("flops", "count a training step", mode="training")
+    ),
     tables=_flops_tables,
     lines=_flops_lines,
     name_width=13,
-    compared=Compared(table=_compared_flops, answer=_compared_work, notes=_flops_notes),
+    compared=Compared(
+        table=lambda report: Table([*_sweep(report), number("MACs", "macs", detail=True)], report.sweep),
+        answer=_compared_work,
+        notes=_flops_notes,
+    ),
 )
 # Every operator seen, and those that were not counted.
 operators = replace(flops, columns=_OPERATORS, rows="operators")

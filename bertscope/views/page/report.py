@@ -11,7 +11,6 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from bertscope.errors import BertscopeError
-from bertscope.reports.base import Subject
 from bertscope.reports.diagram import GraphReport
 from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import FitReport
@@ -22,7 +21,7 @@ from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfi
 from bertscope.units import bytes_text, count_text, counted, flops_text, html_text, share_text
 from bertscope.views import fit as fit_words
 from bertscope.views import plan as plan_words
-from bertscope.views.columns import Column, attribute, csv_only, csv_text, number
+from bertscope.views.columns import Column, csv_only, csv_text
 from bertscope.views.console import PARTS, ROLES, Target, variable
 from bertscope.views.diagram import inline_svg, mermaid
 from bertscope.views.diff import notes as diff_notes
@@ -30,6 +29,7 @@ from bertscope.views.diff import parts as diff_parts
 from bertscope.views.footer import footer, subtitle, title
 from bertscope.views.memory import conclusions, footnotes, saved_table, variants_table
 from bertscope.views.memory import verdict as peak_answer
+from bertscope.views.modules import flops as flops_view
 from bertscope.views.modules import tree_table
 from bertscope.views.page.templating import filled, markup
 from bertscope.views.step import assumed, margin_text, part_name, run_text
@@ -39,9 +39,9 @@ from bertscope.views.views import Heading, Table
 # ---- the commands that give the numbers of a page ----
 
 
-def _command(name: str, subjects: Sequence[Subject], *texts: str) -> str:
+def _command(name: str, models: Sequence[ModelPart], *texts: str) -> str:
     """Return a command about a model, with the options that select its class if all these models have the same."""
-    options = set()
+    options, subjects = set(), [model.tree.subject for model in models]
     for subject in subjects:
         selected = {"architecture": subject.architecture, "attention": subject.attention, "lora": subject.lora}
         is_own = ":" in subject.name  # a `module:attribute` decides all of them by itself
@@ -50,23 +50,26 @@ def _command(name: str, subjects: Sequence[Subject], *texts: str) -> str:
     return " ".join(filter(None, (f"bertscope {name}", shlex.quote(subjects[0].name), *texts, chosen)))
 
 
-def _about(model: ModelPart, name: str, *texts: str) -> str:
-    return _command(name, [model.tree.subject], *texts)
-
-
 def flops_command(model: ModelPart, texts: str, *, is_training: bool = False) -> str:
     """Return a command of `flops`; only the FLOPs of training depend on frozen parameters."""
     run = model.memory.run
-    values = {"batch": model.batch, "mode": "training" if is_training else "", "freeze": run.freeze * is_training,
-              "input": run.input}  # fmt: skip
-    return _about(model, "flops", setting_options({name: value for name, value in values.items() if value}), texts)
+    values = {"batch": model.batch, "mode": "training" * is_training, "freeze": run.freeze * is_training}
+    shown = {name: value for name, value in (values | {"input": run.input}).items() if value}
+    return _command("flops", [model], setting_options(shown), texts)
 
 
-def _step(model: ModelPart, run: RunConfig, **changes: Any) -> str:
-    strategies = "" if run.mode == INFERENCE else ",".join(row.checkpointing for row in model.memory.variants)
-    named = {"batch": model.batch, "seq": model.seq, "precision": run.precision, "checkpointing": strategies}
+def _step(model: ModelPart, run: RunConfig, fit: FitReport | None = None, **changes: Any) -> str:
+    """Return the options of a step, with the strategies of the page's step or of its table of what fits."""
+    rows: Sequence[Any] = (model.fit or fit).rows if fit else model.memory.variants
+    strategies, precisions = (
+        ",".join(dict.fromkeys(getattr(row, name, run.precision) for row in rows))
+        for name in ("checkpointing", "precision")
+    )
+    named: dict[str, Any] = {"batch": model.batch, "seq": model.seq, "precision": precisions}
+    named["checkpointing"] = "" if run.mode == INFERENCE else strategies
     named |= {"reentrant": True} if any(row.reentrant for row in model.memory.variants) else {}
-    settings = {**named, **{name: value for name, value in changed(run).items() if name not in named}, **changes}
+    settings = named | {name: value for name, value in changed(run).items() if name not in named}
+    settings |= (_limit(fit) if fit else {}) | changes
     return setting_options({name: value for name, value in settings.items() if value not in ("", None, STORED)})
 
 
@@ -74,27 +77,20 @@ def estimate_command(model: ModelPart) -> str:
     """Return the command that estimates the page's step."""
     gpu = model.memory.gpu
     limit = _limit(model.fit) if gpu and model.fit else {"gpu": gpu.name, "device": ""} if gpu else {}
-    return _about(model, "estimate", _step(model, model.memory.run, **limit))
+    return _command("estimate", [model], _step(model, model.memory.run, **limit))
 
 
 def fit_command(model: ModelPart, fit: FitReport) -> str:
     """Return the command that gives a fit table of the page."""
-    return _about(model, "fit", _fit_step(model, fit, batch=fit.asked_batch))
-
-
-def _fit_step(model: ModelPart, fit: FitReport, **changes: Any) -> str:
-    rows = (model.fit or fit).rows
-    strategies = "" if fit.run.mode == INFERENCE else ",".join(dict.fromkeys(row.checkpointing for row in rows))
-    precisions = ",".join(dict.fromkeys(row.precision for row in rows))
-    return _step(model, fit.run, checkpointing=strategies, precision=precisions, **_limit(fit), **changes)
+    return _command("fit", [model], _step(model, fit.run, fit, batch=fit.asked_batch))
 
 
 def page_command(report: PageReport) -> str:
     """Return the command that writes the page."""
-    model, subjects = report.models[0], [part.tree.subject for part in report.models]
-    compared = [f"--compare {shlex.quote(subject.name)}" for subject in subjects[1:]]
-    step = ["--no-fit", _step(model, model.memory.run)] if model.fit is None else [_fit_step(model, model.fit)]
-    return _command("report", subjects, *compared, *step)
+    model, *others = report.models
+    compared = [f"--compare {shlex.quote(other.name)}" for other in others]
+    run = model.fit.run if model.fit else model.memory.run
+    return _command("report", report.models, *compared, "" if model.fit else "--no-fit", _step(model, run, model.fit))
 
 
 def _limit(fit: FitReport) -> dict[str, Any]:
@@ -259,7 +255,7 @@ def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
             "roles": _roles(color for *_, color, _ in drawn["nodes"]),
             "table": _numbers_first(tree_table(model.tree)),
             "notes": [f"{name}: {value}" if name else value for name, value in footer(model.tree)],
-            "commands": [_about(model, "tree"), _about(model, "count", "--by parameter")],
+            "commands": [_command("tree", [model]), _command("count", [model], "--by parameter")],
         },
         "FLOPs": _flops(model),
         "forward": _forward(model),
@@ -289,31 +285,18 @@ def _numbers_first(table: Table) -> Table:
 
 
 def _flops(model: ModelPart) -> dict[str, Any]:
-    flops, training = model.flops, model.training
-    size = f"batch {model.batch}, sequence length {model.seq}"
-    lines = [
-        f"forward, {size}: {count_text(flops.rows[0].total.matmul_flops)} FLOPs",
-        f"training step, {size}: {count_text(training.rows[0].total.matmul_flops)} FLOPs",
-        *(f"as {item.name} counts: {count_text(item.value)} {item.unit} ({item.how}; {item.source})"
-          for item in flops.conventions),
-        "computed: the operators that torch dispatches; matrix products, a multiply-add is 2",
-    ]  # fmt: skip
+    flops, training, lines = model.flops, model.training, [*flops_view.lines(model.flops, None)]
+    lines.append(("training step", f"{count_text(training.rows[0].total.matmul_flops)} FLOPs"))
+    lines += [(f"as {item.name} counts", f"{count_text(item.value)} {item.unit} ({item.how}; {item.source})")
+              for item in flops.conventions]  # fmt: skip
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=attrgetter("seq")))
-    columns = [
-        attribute("module", "path", missing="(model)"),
-        number("copies", "copies"),
-        number("FLOPs", "total.matmul_flops", flops_text),
-        number("elementwise", "total.elementwise_flops", flops_text),
-        number("bytes moved", "total.bytes_moved", bytes_text),
-        attribute("type", "type"),
-    ]
     bars = flops_bars(flops)
     return {
         "bars": bars,
         "roles": _roles(color for *_, color in bars["bars"]),
         "lengths": _lengths(flops),
-        "table": Table(columns, flops.rows),
-        "notes": lines,
+        "table": _numbers_first(flops_view.tables_of(flops, Target())[0]),
+        "notes": [f"{name}: {text}" for name, text in lines],
         "commands": [
             flops_command(model, f"--seq {model.seq} --convention torch"),
             flops_command(model, f"--seq {model.seq}", is_training=True),
@@ -359,7 +342,8 @@ def _forward(model: ModelPart) -> dict[str, Any]:
     graphs = [graph for graph in (model.forward, model.layer) if graph is not None]
     options = f"--kind forward --batch {model.batch} --seq {model.seq}"
     paths = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
-    commands = [_about(model, "diagram", path, options) for path in paths] or [_about(model, "diagram", "--kind tree")]
+    commands = [_command("diagram", [model], path, options) for path in paths]
+    commands = commands or [_command("diagram", [model], "--kind tree")]
     return {"pictures": [_picture(graph) for graph in graphs], "commands": commands}
 
 
