@@ -169,25 +169,11 @@ class CalibrationStep(Record):
         return f"{self.model} {self.batch}x{self.seq} {self.mode} {self.precision} {self.checkpointing}"
 
     @property
-    def allocated_error(self) -> float | None:
-        """Return the estimate's error as a fraction of the allocated bytes."""
-        return _error(self.estimated_allocated_bytes, self.allocated_bytes)
-
-    @property
-    def reserved_error(self) -> float | None:
-        """Return the estimate's error as a fraction of the reserved bytes."""
-        return _error(self.estimated_reserved_bytes, self.reserved_bytes)
-
-    @property
     def median_seconds(self) -> float | None:
         """Return the median time of a step."""
         from statistics import median  # with decimal and fractions, which only a calibration needs
 
         return median(self.step_seconds) if self.step_seconds else None
-
-
-def _error(estimated: int | None, measured: int) -> float | None:
-    return estimated / measured - 1 if estimated is not None and measured else None
 
 
 class Machine(Record):

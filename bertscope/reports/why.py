@@ -95,8 +95,3 @@ class WhyReport(TableReport[WhyRow], kind="why"):
         if self.total_bytes is None or self.free_bytes is None:
             return None
         return max(self.total_bytes - self.free_bytes - (self.reserved_bytes or 0) - (self.other_bytes or 0), 0)
-
-    @property
-    def unusable_bytes(self) -> int | None:
-        """Return what torch has reserved and not given out."""
-        return None if self.reserved_bytes is None else max(self.reserved_bytes - self.allocated_bytes, 0)

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from bertscope.errors import SelectionError, one_line, shown
 from bertscope.reports.base import Note
 from bertscope.reports.explain import ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.units import count_text
-from bertscope.views.columns import Column, attribute, copies_text, csv_text, markdown_text, number, values
+from bertscope.views.columns import Column, attribute, copies_text, csv_text, markdown_text, number, reader, values
 from bertscope.views.console import Target, painted, wrapped
 
 NAMINGS = {"keras": "name", "hf": "path", "tf": "tf_name"}
@@ -27,8 +26,7 @@ def texts(language: str) -> dict[str, str]:
     import yaml
 
     file = Path(__file__).parent / "explain_texts" / f"{language}.yaml"
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    by_key: dict[str, str] = yaml.load(file.read_text(encoding="utf-8"), loader)  # noqa: S506  one of these two
+    by_key: dict[str, str] = yaml.safe_load(file.read_text(encoding="utf-8"))
     return by_key
 
 
@@ -52,8 +50,7 @@ def say(key: str, /, **values: Any) -> str:
 def _title(report: ExplainReport) -> str:
     subject = report.subject
     attention = say("attention", name=subject.attention) if subject.attention else ""
-    adapters = one_line(subject.adapters, limit=125)
-    text = say("comma").join(filter(None, (subject.architecture, attention, adapters)))
+    text = say("comma").join(filter(None, (subject.architecture, attention, one_line(subject.adapters, limit=125))))
     name = one_line(subject.name, limit=120)
     return text if subject.name == subject.architecture else say("named", name=name, text=text)
 
@@ -110,8 +107,7 @@ def _said(kind: str, note: Note) -> str:
     return say(f"explain_{kind}_{note.key}", **note.values)
 
 
-def sentence(step: Step) -> str:
-    """Return what a step does."""
+def _sentence(step: Step) -> str:
     return say("sentence_break").join(_said("step", note) for note in step.sentences)
 
 
@@ -151,7 +147,7 @@ def _step(step: Step, target: Target, naming: str | None) -> str:
     lines.append("  " + say("explain_params", formula=_formula(step.params) if step.params else "0"))
     if step.flops is not None:
         lines.append("  " + say("explain_flops", formula=_formula(step.flops)))
-    return "".join(wrapped(line, target, 4) for line in lines) + _wrapped(sentence(step), target)
+    return "".join(wrapped(line, target, 4) for line in lines) + _wrapped(_sentence(step), target)
 
 
 def _marks(step: Step) -> str:
@@ -177,27 +173,20 @@ def _sum(item: Sum, report: ExplainReport) -> str:
     return say("explain_sum", group=group, params=params, counted=counted, flops=flops, verdict=verdict)
 
 
-def _formulas(title: str, name: str) -> Column:
-    def symbols(step: Step) -> str:
-        return getattr(getattr(step, name), "symbols", "")
-
-    def value(step: Step) -> int:
-        return getattr(getattr(step, name), "value", 0)
-
-    return replace(attribute(title, name, text=_formula, missing="0"), csv={f"{name}_formula": symbols, name: value})
-
-
 def _columns() -> list[Column]:
-    name, path, tf_name = map(attrgetter, ("name", "path", "tf_name"))
+    def formula(title: str, name: str) -> Column:
+        column = attribute(title, name, text=_formula, missing="0")
+        return replace(column, csv={f"{name}_formula": reader(f"{name}.symbols"), name: reader(f"{name}.value")})
+
     return [
         number("#", "number", str),
-        Column(say("explain_step"), lambda step: step.name + _marks(step), {"step": name}),
-        Column("hf", path, values("type") | {"hf": path}),
-        Column("tf", tf_name, {"tf": tf_name} | values("copies")),
+        Column(say("explain_step"), lambda step: step.name + _marks(step), {"step": reader("name")}),
+        Column("hf", reader("path"), values("type") | {"hf": reader("path")}),
+        Column("tf", reader("tf_name"), {"tf": reader("tf_name")} | values("copies")),
         Column(say("explain_flow"), _flow, {"flow": _flow}),
-        _formulas(say("explain_column_params"), "params"),
-        _formulas("FLOPs", "flops"),
-        Column(say("explain_sentence"), sentence, {"sentence": sentence}),
+        formula(say("explain_column_params"), "params"),
+        formula("FLOPs", "flops"),
+        Column(say("explain_sentence"), _sentence, {"sentence": _sentence}),
     ]
 
 

@@ -13,7 +13,7 @@ from bertscope.reports.step import NO, UNCERTAIN, YES, RunHistory, usable
 from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.generate import row_words
 from bertscope.settings.parallelism import SINGLE
-from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, TRAINING
+from bertscope.settings.run_config import CUDA, INFERENCE, STORED, TRAINING
 from bertscope.units import BF16, FP16, bytes_text, count_text, counted, flops_text, share_text
 from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, fits_word, listed, number, values
@@ -71,7 +71,7 @@ def verdict(report: FitReport) -> str:
 
 
 def _facts(report: FitReport) -> Sequence[step.Fact]:
-    row, on = _answering_row(report), limit_text(report)
+    row, on = _answering_row(report), step.limit_text(report)
     several = len({one.precision for one in report.rows}) > 1
     how, precision = with_checkpointing(row.checkpointing), f" in {row.precision}" * several
     need = f"{step.lacking(row.cost) if row.answer == NO else step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"
@@ -139,13 +139,6 @@ def _tip(report: FitReport) -> str:
     return step.next_command(report, name, why, precision=row.precision, seq=row.seq, gpu=gpu, **changes)
 
 
-def limit_text(report: Any) -> str:
-    """Return `on t4`; for a budget it with the device, which the user may not have named."""
-    if report.gpu:
-        return f"on {report.gpu.name}"
-    return f"in {bytes_text(report.budget_bytes or 0)} on a {'CPU' if report.run.device == CPU else 'GPU'}"
-
-
 def _answering_row(report: FitReport) -> FitRow:
     return best_row(report, max(row.seq for row in report.rows if row.answer == report.answer))
 
@@ -171,10 +164,7 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
             fitting = (way_of(one) for one in report.rows if one.fits and one.seq == seq)
             yield f"Cheapest setting{_at(report, seq)}: {next(fitting, 'nothing that was tried')}."
     if len(report.tried_ranks) > 1:
-        yield (
-            "Searched 1 to 8 GPUs, then multiples of 8; after the first row only the setting that needs the least "
-            "memory."
-        )
+        yield "Searched 1 to 8 GPUs, then multiples of 8; after the first row only the setting of the least memory."
     if report.batch_total is not None or report.run.parallelism.world_size > 1:
         yield "Not counted: buffers of NCCL."
     if report.subject.lora and any(one.checkpointing != NONE for one in report.rows):
@@ -197,30 +187,20 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
 
 
 def _compared_notes(reports: Sequence[FitReport]) -> Iterator[str]:
-    """Yield the notes on several GPUs: what they share, and the context of each; JSON has the sources."""
-    common = common_notes((report.gpu.name if report.gpu else "", [*notes(report)]) for report in reports)
-    names = tuple(f"{report.gpu.name}: " for report in reports if report.gpu)
-    yield from (note for note in common if not note.startswith(names))
+    yield from common_notes((report.gpu.name if report.gpu else "", [*notes(report)]) for report in reports)
     if isfinite(reports[0].rows[0].epoch_cost):
         yield "Costs are hours by your prices. Where ranges overlap, another order is possible."
-    for report in reports:
-        low, high = report.rows[0].cost.context.low_bytes, report.rows[0].cost.context.high_bytes
-        if report.gpu:
-            source = f"; {report.gpu.calibration}" if report.gpu.calibration else ""
-            yield f"{report.gpu.name}: CUDA context of {step.range_text(low, high)}{source}."
 
 
 def _gpu_notes(report: FitReport) -> Iterator[str]:
     cost, gpu = report.rows[0].cost, report.gpu
     low, high = cost.context.low_bytes, cost.context.high_bytes
-    is_calibrated = gpu is not None and bool(gpu.calibration)
-    if gpu and is_calibrated:
+    if gpu and gpu.calibration:
         yield f"{gpu.name}: {gpu.calibration}; CUDA context {step.range_text(low, high)}, as measured."
     else:
-        capacity = f"{gpu.name}: {gpu.source}. " if gpu else ""
         source = f" ({gpu.context_source})" if gpu and gpu.context_source else ""
         where = f", published{source}; {named('context')} sets yours" if low < high else ""
-        yield f"{capacity}CUDA context: {step.range_text(low, high)}{where}."
+        yield f"{f'{gpu.name}: {gpu.source}. ' if gpu else ''}CUDA context: {step.range_text(low, high)}{where}."
     yield (
         f"on the GPU: reserved with {bytes_text(cost.workspace_bytes)} for cuBLAS, and the context; "
         "nvidia-smi may show 3.5 % more."
@@ -258,11 +238,10 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
     """Return the answers, such as `Largest batch: 8 on t4, 64 on a10`, as many as a line has room for."""
     first, pairs = reports[0], [(_answering_row(report), report.gpu.name if report.gpu else "") for report in reports]
     batch = first.batch_total or first.asked_batch
-    cheapest = [
-        (min(report.rows, key=attrgetter("epoch_cost")), name) for report, (_, name) in zip(reports, pairs, strict=True)
-    ]
-    if isfinite(cheapest[0][0].epoch_cost):
-        costs = [f"{name}, {step.money_text(row.cost.time)}" for row, name in cheapest if isfinite(row.epoch_cost)]
+    cheapest = [min(report.rows, key=attrgetter("epoch_cost")) for report in reports]
+    if isfinite(cheapest[0].epoch_cost):
+        costs = [f"{name}, {step.money_text(row.cost.time)}"
+                 for row, (_, name) in zip(cheapest, pairs, strict=True) if isfinite(row.epoch_cost)]  # fmt: skip
         return step.line_of(f"Cheapest epoch: {costs[0]}", *((f"; {text}", -n) for n, text in enumerate(costs[1:], 1)))
     if batch:
         names: dict[str, list[str]] = {YES: [], UNCERTAIN: [], NO: []}
@@ -306,20 +285,16 @@ VIEW = View(
 # ---- the lengths of a data set ----
 
 
-def _batching(name: str) -> str:
-    if name == "tokens":
-        return "sorted by length, padded"
-    grouped = "grouped by length" if name == "grouped" else f"{name} padding"
-    return name if name in ("unpadded", "packed") else grouped
+_BATCHINGS = {"tokens": "sorted by length, padded", "grouped": "grouped by length", "fixed": "fixed padding",
+              "dynamic": "dynamic padding", "unpadded": "unpadded", "packed": "packed"}  # fmt: skip
 
 
 def _size(row: LengthsRow) -> str:
     return count_text(row.batch) if row.batch else counted(row.tokens_per_batch, "token")
 
 
-def _reserved(share: float, row: LengthsRow) -> str:
-    reserved = RunHistory.reserved_of(row.histories, share)
-    return "" if reserved is None else bytes_text(reserved)
+def _reserved(share: float, histories: Sequence[RunHistory]) -> str:
+    return bytes_text(RunHistory.reserved_of(histories, share) or 0) if histories else ""
 
 
 def best(report: LengthsReport) -> LengthsRow:
@@ -331,27 +306,25 @@ def best(report: LengthsReport) -> LengthsRow:
 def _length_verdict(report: LengthsReport) -> str:
     """Return the answer in a sentence: the way to make batches with the fewest FLOPs whose worst step fits."""
     if not report.rows:
-        return f"Not even a batch of one sequence of {report.longest} tokens fits {limit_text(report)}."
+        return f"Not even a batch of one sequence of {report.longest} tokens fits {step.limit_text(report)}."
     row, fixed = best(report), report.rows[0]
     worst = bytes_text(row.peak_bytes)
-    how = f"batch {_size(row)}, {_batching(row.name)}"
+    how = f"batch {_size(row)}, {_BATCHINGS[row.name]}"
     if row.answer:
-        how = f"{fits_word(row.answer)} {limit_text(report)}: {how}"
+        how = f"{fits_word(row.answer)} {step.limit_text(report)}: {how}"
     share = share_text(row.epoch_flops / fixed.epoch_flops)
-    less = "" if row is fixed else f", {share} of the FLOPs with {_batching(fixed.name)}"
+    less = "" if row is fixed else f", {share} of the FLOPs with {_BATCHINGS[fixed.name]}"
     return step.line_of(how, (f", worst step {worst}", 2), (less, 1))
 
 
 def _length_settings(report: LengthsReport) -> str:
-    checkpointing = report.run.checkpointing
-    how = [] if checkpointing == NONE else [row_words("checkpointing", checkpointing)]
-    return step.settings_line(report, one_line(report.source, limit=40), report.run.precision, *how)
+    how = "" if report.run.checkpointing == NONE else row_words("checkpointing", report.run.checkpointing)
+    return step.settings_line(report, one_line(report.source, limit=40), report.run.precision, how)
 
 
 def _length_tip(report: LengthsReport) -> str:
-    if report.budget_bytes is not None or report.gpu:
-        return ""
-    return step.next_command(report, "fit", "find the largest batches on a GPU", gpu=COMMON, batch=None, device=None)
+    has_limit, why = report.budget_bytes is not None or report.gpu, "find the largest batches on a GPU"
+    return "" if has_limit else step.next_command(report, "fit", why, gpu=COMMON, batch=None, device=None)
 
 
 def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]:
@@ -373,33 +346,32 @@ def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]
     )
     for row in report.rows:
         if row.histories:
-            yield f"{_batching(row.name)}: {step.histories_text(row.histories)}."
+            yield f"{_BATCHINGS[row.name]}: {step.histories_text(row.histories)}."
     yield Heading("How the numbers were obtained")
     yield (
         f"Simulated at lengths {', '.join(map(str, report.traced))}; between them sizes grow evenly (checked), or the "
         f"next one counts. On a GPU steps of changing sizes may fragment more, which {named('seeds')} simulates."
     )
-    if (report.rows or report.table)[0].cost.limit_bytes is not None:
-        yield step.margin_note((report.rows or report.table)[0].cost)
+    if (cost := (report.rows or report.table)[0].cost).limit_bytes is not None:
+        yield step.margin_note(cost)
     yield from step.time_notes(row.cost for row in report.rows)
 
 
 def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
     chosen = best(report) if report.rows else None
     columns = [
-        attribute("batches", "name", text=_batching),
+        attribute("batches", "name", text=_BATCHINGS.__getitem__),
         Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
         number("steps", "batches", is_wide=True),
         number("padding", "padding", share_text, is_wide=True),
         number("mean peak", "expected_bytes", bytes_text, is_wide=True),
-        Column("worst step", lambda row: f"{row.worst_batch} x {row.worst_seq}", values("worst_batch", "worst_seq"),
-               right=True, detail=True),
+        Column("worst step", "{0.worst_batch} x {0.worst_seq}".format, values("worst_batch", "worst_seq"), True, True),
         *step.cost_columns(has_gpu=report.gpu, peak="worst peak"),
-        *(Column(f"reserved, {name}", partial(_reserved, share), right=True, detail=share < 1.0)
+        *(number(f"reserved, {name}", "histories", partial(_reserved, share), csv=(), detail=share < 1.0)
           for name, share in (("p50", 0.5), ("p95", 0.95), ("most", 1.0))),
         number("epoch FLOPs", "epoch_flops", flops_text),
     ]  # fmt: skip
-    lengths = Column("lengths", lambda row: f"{row.low}-{row.high}")
+    lengths = Column("lengths", "{0.low}-{0.high}".format)
     by_length = [lengths, number("sequences", "sequences"), number("batch", "batch"), *step.cost_columns()]
     return [Table(columns, report.rows, lambda row: row is chosen), Table(by_length, report.table)]
 

@@ -13,38 +13,15 @@ from typing import Any
 from bertscope.errors import named, one_line
 from bertscope.gpus import COMMON
 from bertscope.reports.memory import EVALUATING, REDUCE_SCATTER, Memory, MemoryReport, Variant
-from bertscope.reports.step import NO, UNCERTAIN, YES, StepCost
+from bertscope.reports.step import NO, UNCERTAIN, YES, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
 from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, signed_text
 from bertscope.views import step
-from bertscope.views.columns import Column, attribute, csv_only, in_phase, listed, number, values
-from bertscope.views.console import PARTS, Target, lists_all, wrapped
+from bertscope.views.columns import Column, attribute, csv_only, in_phase, listed, number, reader, values
+from bertscope.views.console import PARTS, Target, lists_all
 from bertscope.views.footer import is_generation_left_out, uncounted
 from bertscope.views.views import Compared, Heading, Table, View, about, common_notes, model_columns, side_by_side
-
-_BAR_WIDTH = 48
-_MARKS = dict(zip(PARTS, "PbOiGAtgc", strict=True))  # letters, so that the bars can be read without colour
-
-
-def bars(report: MemoryReport, target: Target) -> str:
-    """Draw the parts at each variant's peak, to one scale."""
-    known = [(name, variant.memory) for name, variant in _headed(report) if variant.memory]
-    if not known:
-        return ""
-    highest = max(memory.cost.peak_bytes for _, memory in known) or 1
-    label = max(len(name) for name, _ in known) + 1
-    width = max(min(_BAR_WIDTH, (target.width or 80) - label - 14), 8)
-    lines, used = "", ""
-    for name, memory in known:
-        bar, sum_bytes = "", 0
-        for part, mark in _MARKS.items():
-            sum_bytes += getattr(memory.peak.parts, part)
-            bar += mark * (round(width * sum_bytes / highest) - len(bar))
-        used += bar
-        lines += f"{name:<{label}}{bar:<{width}} {bytes_text(memory.cost.peak_bytes)}\n"
-    legend = " ".join(f"{mark} {step.part_name(part)}" for part, mark in _MARKS.items() if mark in used)
-    return lines + wrapped(" " * label + legend, target, label)
 
 
 def _known(report: MemoryReport) -> list[tuple[str, Memory]]:
@@ -165,7 +142,7 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     known = [(name, variant, variant.memory) for name, variant in variants if variant.memory is not None]
     for _, other, memory in known[1:]:
         _, first, first_memory = known[0]
-        yield step.sentence_of(_comparison(first, other))
+        yield step.line_of(*_comparison(first, other), limit=400)
         if memory.cost.peak_bytes >= first_memory.cost.peak_bytes and other.break_even is not None:
             points = "".join(
                 f"; at batch {point.batch} it saves {bytes_text(point.first_bytes - point.own_bytes)}"
@@ -270,6 +247,11 @@ SHOWN_ROWS = 10
 _SMALL = 0.001  # of the peak: such as the position numbers of a BERT, and its inputs
 
 
+def _sum_text(group: Sequence[str], peak: PhasePeak) -> str:
+    total = sum(getattr(peak.parts, name) for name in group)
+    return bytes_text(total) if total else ""
+
+
 def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[Column]:
     """Return the columns of a report's variants: the parts at the peak, the cost, and what `profile` measured."""
     variants = report.variants
@@ -277,7 +259,9 @@ def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[
     steps = max((len(variant.timing.step_seconds) for variant in variants if variant.timing), default=0)
     measured = partial(number, csv=())
     return [
-        *step.part_columns("memory.peak", part_groups),
+        *(Column(", ".join(map(step.part_name, group)), partial(_sum_text, group), right=True, detail=step.WIDE,
+                 csv={f"{name}_bytes": reader(f"parts.{name}") for name in group}).of("memory.peak")
+          for group in part_groups),
         *costs[:1],
         *step.phase_columns(variants, "memory.phases", indent="  "),
         *costs[1:],
@@ -504,7 +488,6 @@ VIEW = View(
     tip=_tip,
     tables=_tables,
     notes=notes,
-    chart=lambda report, target: f"\n{bars(report, target)}\n" if target.verbose else "",
     records=_records,
     compared=Compared(
         table=_compared_table,

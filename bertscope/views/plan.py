@@ -100,27 +100,20 @@ def share(row: PlanRow) -> str:
 
 def verdict(report: PlanReport) -> str:
     """Return the answer in a sentence: what the plan needs and recomputes, or what the leanest plan lacks."""
-    row, on, time = report.first, _device(report), (step.step_time(report.first.cost), 1)
+    row, on, time = report.first, step.limit_text(report), (step.step_time(report.first.cost), 1)
     if not report.fits:
         leanest = "full checkpointing" if label(row) == "full checkpointing" else "the leanest one"
         text = f"No plan fits {on}: {leanest} {step.lacking(row.cost)}{step.in_evaluation(row.cost)}"
         if row.answer == UNCERTAIN:
             text = f"No plan surely fits {on}: {leanest} {step.on_gpu(row.cost)}"
         return step.line_of(text, (f"; batch {count_text(report.largest_batch)} fits" * bool(report.largest_batch), 1))
-    many = row.accumulate > 1
-    size = f" as {count_text(row.accumulate)} micro-batches of {count_text(row.batch)}" * many
+    size = f" as {count_text(row.accumulate)} micro-batches of {count_text(row.batch)}" * (row.accumulate > 1)
     changes = f" with {_changed(row)}" if row.changes else ""
     recomputed = f", recomputing {share(row) if row.lists else 'nothing'}"
     of_layers = (" of layer FLOPs" * bool(row.lists), 2)
     need = (f": {step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}", 5)
-    on = on if report.gpu else f"on a {report.run.device.upper().replace('CUDA', 'GPU')}"
+    on = on if report.gpu else f"on {on.rpartition(' on ')[2]}"
     return step.line_of(f"Fits {on}", (size, 3), changes, need, (recomputed, 4), of_layers, time)
-
-
-def _device(report: PlanReport) -> str:
-    if report.gpu:
-        return f"on {report.gpu.name}"
-    return f"in {bytes_text(report.budget_bytes)} on a {report.run.device.upper().replace('CUDA', 'GPU')}"
 
 
 def columns(report: PlanReport) -> list[Column]:
@@ -133,8 +126,7 @@ def columns(report: PlanReport) -> list[Column]:
         costs = [replace(one, is_wide=one.is_wide + (one.title != "fits")) for one in costs]
     return [
         Column("plan", lambda row: _short(label(row), limit), values("checkpointing")),
-        Column("micro-batch", lambda row: f"{row.batch} x {row.accumulate}", values("batch", "accumulate"),
-               right=True, shown=several),
+        Column("micro-batch", "{0.batch} x {0.accumulate}".format, values("batch", "accumulate"), True, shown=several),
         Column("what changes", _changed, shown=has_changes),
         *costs,
         Column("recomputed", share, values("recompute_share"), right=True, is_wide=2 * has_changes),
@@ -160,29 +152,20 @@ def _options(settings: dict[str, Any]) -> str:
     return shlex.join(chain.from_iterable(options))
 
 
-def _words(settings: dict[str, Any]) -> str:
-    if named("batch") == "batch":
-        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
-    return _options(settings)
-
-
 def _settings(report: PlanReport) -> str:
-    run = report.run
-    batch = [f"batch {count_text(run.batch)}"] if report.batch_total is None else []
-    return step.settings_line(report, *batch, f"seq {run.seq}", run.precision)
+    run, batch = report.run, "" if report.batch_total else f"batch {count_text(report.run.batch)}"
+    return step.settings_line(report, batch, f"seq {run.seq}", run.precision)
 
 
 def _tip(report: PlanReport) -> str:
     run, why = report.run, "allow other changes too"
     batch = {"batch": None, "batch_total": report.batch_total} if report.batch_total else {"batch": run.batch}
     if report.fits:
-        if not report.first.lists and not report.first.changes:
-            first = report.first
+        if not (first := report.first).lists and not first.changes:
             changes: dict[str, Any] = {"batch": first.batch, "batch_total": None}
-            changes["accumulate"] = None if first.accumulate == 1 else first.accumulate
+            changes["accumulate"] = first.accumulate if first.accumulate > 1 else None
             return step.next_command(report, "estimate", "see what the step needs, part by part", **changes)
-        changes = {"may_change": ",".join(report.may_change) or None, **batch}
-        changes |= {"emit": "torch", "output": "plan.py"}
+        changes = {"may_change": ",".join(report.may_change) or None, **batch, "emit": "torch", "output": "plan.py"}
         return step.next_command(report, "plan", "write the code to plan.py", 'report.emitted("torch")', **changes)
     if report.batch_total is None and run.batch > 1 and report.largest_batch:
         why = f"make batch {count_text(run.batch)} fit, with micro-batches"
@@ -199,7 +182,8 @@ def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
     yield Heading("What the table says")
     row = report.first
     if row.changes:
-        yield f"What it changes: {_words(row.changes)}."
+        words = ", ".join(f"{name}={value!r}" for name, value in row.changes.items())
+        yield f"What it changes: {words if named('batch') == 'batch' else _options(row.changes)}."
     if (cheaper := report.cheaper) is not None and report.fits:
         excess = cheaper.cost.gpu_bytes - cheaper.cost.usable_bytes
         more = f", {bytes_text(excess)} too much" if excess > 0 else ""
@@ -249,10 +233,9 @@ def plan_svg(report: PlanReport) -> str:
     ]
     for (recomputed, size), point in points:
         x, y = chart.at(recomputed, size)
-        caption = f"{point.checkpointing}: {bytes_text(size)}, {100 * recomputed:.0f} % recomputed"
-        fill = "currentColor" if size <= limit else "none"
-        title = f"<title>{html_text(caption)}</title>"
-        shapes.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{fill}" stroke="currentColor">{title}</circle>')
+        title = html_text(f"{point.checkpointing}: {bytes_text(size)}, {100 * recomputed:.0f} % recomputed")
+        dot = f'cx="{x}" cy="{y}" r="4" fill="{"currentColor" if size <= limit else "none"}" stroke="currentColor"'
+        shapes.append(f"<circle {dot}><title>{title}</title></circle>")
     return chart.svg(shapes, ("0 %", "25 %", "50 %", "75 %", "100 %"))
 
 
@@ -321,7 +304,7 @@ def _about(report: PlanReport, row: PlanRow) -> str:
     tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")
     text = visible(
         f"Recompute layers of {subject.name!a}: {row.checkpointing}. "
-        f"Peak {bytes_text(row.peak_bytes)} {_device(report)} with batch {row.batch} x {run.seq}, "
+        f"Peak {bytes_text(row.peak_bytes)} {step.limit_text(report)} with batch {row.batch} x {run.seq}, "
         f"{', '.join(f'{name} {value}' for name, value in settings.items() if value)}. "
         f"Made with {', '.join(filter(None, tools))}."
     )

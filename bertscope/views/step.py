@@ -17,18 +17,9 @@ from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, Run
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import CUDA, PLAIN, STORED, TRAINER, TRAINING, RunConfig
+from bertscope.settings.run_config import CPU, CUDA, PLAIN, STORED, TRAINER, TRAINING, RunConfig
 from bertscope.units import binary_unit, bytes_text, count_text, flops_text, share_text
-from bertscope.views.columns import (
-    Column,
-    Read,
-    attribute,
-    csv_only,
-    in_phase,
-    number,
-    reader,
-    values,
-)
+from bertscope.views.columns import Column, Read, attribute, csv_only, in_phase, number, reader, values
 from bertscope.views.console import PARTS, command_text, lists_all
 from bertscope.views.footer import title, uncounted
 
@@ -121,16 +112,9 @@ COST_COLUMNS = (
     number("tokens per second", "tokens_per_second", "{:,.0f}".format, of="time"),
     number("MFU", "mfu", share_text, of="time"),
     number("time of an epoch", "epoch", time_text, of="time", csv=["epoch.low_seconds", "epoch.high_seconds"]),
-    Column(
-        "cost of an epoch",
-        money_text,
-        {
-            **values("epoch_cost_low", "epoch_cost_high", "hour_price"),
-            "currency": lambda time: time.currency or None,
-        },
-        right=True,
-    ).of("time"),
-)
+    Column("cost of an epoch", money_text, values("epoch_cost_low", "epoch_cost_high", "hour_price")
+           | {"currency": lambda time: time.currency or None}, right=True).of("time"),
+)  # fmt: skip
 
 
 def cost_columns(
@@ -140,23 +124,9 @@ def cost_columns(
 
     On a GPU the peak is left out where a line has no room for it.
     """
-    columns = [replace(column.of(of, missing), shown=column.title not in without,
-                       is_wide=2 * (bool(has_gpu) and column.title == PEAK)) for column in COST_COLUMNS]  # fmt: skip
-    return [replace(column, title=titles.get(column.title, column.title)) for column in columns]
-
-
-def part_columns(of: str, groups: Iterable[Sequence[str]]) -> list[Column]:
-    """Return a column for each group of parts of a peak."""
-
-    def size(group: Sequence[str], peak: PhasePeak) -> str:
-        total = sum(getattr(peak.parts, name) for name in group)
-        return bytes_text(total) if total else ""
-
-    columns = []
-    for group in groups:
-        csv = {f"{name}_bytes": reader(f"parts.{name}") for name in group}
-        columns.append(Column(", ".join(map(part_name, group)), partial(size, group), csv, right=True, detail=WIDE))
-    return [column.of(of) for column in columns]
+    return [replace(column.of(of, missing), shown=column.title not in without,
+                    is_wide=2 * (bool(has_gpu) and column.title == PEAK),
+                    title=titles.get(column.title, column.title)) for column in COST_COLUMNS]  # fmt: skip
 
 
 def phase_columns(rows: Sequence[Any], of: str | Read, indent: str = "") -> list[Column]:
@@ -166,9 +136,8 @@ def phase_columns(rows: Sequence[Any], of: str | Read, indent: str = "") -> list
         return next((bytes_text(phase.peak_bytes) for phase in phases if phase.phase == name), "")
 
     names = dict.fromkeys(phase.phase for row in rows for phase in reader(of)(row) or ())
-    return [
-        Column(f"{indent}{in_phase(name)}", partial(size, name), right=True, detail=VERBOSE).of(of) for name in names
-    ]
+    return [Column(f"{indent}{in_phase(name)}", partial(size, name), right=True, detail=VERBOSE).of(of)
+            for name in names]  # fmt: skip
 
 
 def parts_csv(of: str = "cost.peak") -> Column:
@@ -178,10 +147,7 @@ def parts_csv(of: str = "cost.peak") -> Column:
 
 # ---- the sentence ----
 
-
 LINE = 100  # characters of an answer
-
-
 Fact = str | tuple[str, int]  # of a sentence; one with a weight may be left out
 
 
@@ -195,15 +161,10 @@ def facts_text(facts: Iterable[Fact], limit: int = LINE) -> str:
     return text
 
 
-def sentence_of(facts: Iterable[Fact], limit: int = 400) -> str:
-    """Return the facts as a sentence."""
-    text = facts_text(facts, limit - 1)
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def line_of(*facts: Fact) -> str:
+def line_of(*facts: Fact, limit: int = LINE) -> str:
     """Return the facts as a sentence on one line: as many of those with a weight as it has room for."""
-    return one_line(sentence_of(facts, LINE), limit=LINE)
+    text = facts_text(facts, limit - 1)
+    return one_line(f"{text[:1].upper()}{text[1:]}.", limit=limit)
 
 
 def step_time(cost: StepCost) -> str:
@@ -229,6 +190,13 @@ def doubt(cost: StepCost) -> str:
     if cost.gpu_bytes <= (cost.limit_bytes or 0):
         return f"which leaves less than {margin_text(cost.margin)} free"
     return "by fragmentation and CUDA context"
+
+
+def limit_text(report: Any) -> str:
+    """Return `on t4`; for a budget it with the device, which the user may not have named."""
+    if report.gpu:
+        return f"on {report.gpu.name}"
+    return f"in {bytes_text(report.budget_bytes or 0)} on a {'CPU' if report.run.device == CPU else 'GPU'}"
 
 
 def margin_text(margin: float) -> str:

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 
 from bertscope.errors import one_line
 from bertscope.reports.tool import (
     COPY,
     CalibrationReport,
+    CalibrationStep,
     CheckReport,
     DoctorReport,
     Finding,
@@ -31,11 +33,7 @@ def line(finding: Finding) -> str:
 
 
 def _failures(report: CheckReport, target: Target = Target()) -> str:  # noqa: B008  it is frozen
-    """Return a line for each failure, and a last line with the sums.
-
-    Files that could not be checked are not data: they go to stderr, one line each, by the command. Nothing else is said
-    if no file could be checked.
-    """
+    # Files that could not be checked are not data: they go to stderr, by the command, and nothing else if all do.
     if report.findings and len(report.having("error")) == len(report.findings):
         return ""
     failures = "".join(f"{line(finding)}\n" for finding in report.having("failed"))
@@ -62,10 +60,8 @@ def _github(report: CheckReport) -> str:
 
 
 def _junit(report: CheckReport) -> str:
-
     def escaped(value: str) -> str:
-        """Escape the text, and what XML 1.0 cannot hold: controls, surrogates, non-characters."""
-        return html_text(one_line(value))
+        return html_text(one_line(value))  # without what XML 1.0 cannot hold: controls, surrogates, non-characters
 
     failures, errors = len(report.having("failed")), len(report.having("error"))
     head = f'<testsuite name="bertscope check" tests="{len(report.findings)}" failures="{failures}" errors="{errors}">'
@@ -83,10 +79,6 @@ def _value(value: int | str) -> str:
     return count_text(value) if isinstance(value, int) else one_line(value)
 
 
-def _difference(value: int | None) -> str:
-    return signed_text(value) if value else ""
-
-
 def _is_wrong(finding: Finding) -> bool:
     return finding.status != "passed"
 
@@ -98,7 +90,8 @@ def _findings(report: CheckReport, target: Target | None) -> list[Table]:
         attribute("expectation", "key", text=one_line),
         attribute("expected", "expected", text=_value, right=True),
         attribute("got", "got", text=_value, right=True),
-        attribute("difference", "difference", text=_difference, csv=["difference", "tolerance"], right=True),
+        number("difference", "difference", lambda value: signed_text(value) if value else "",
+               csv=["difference", "tolerance"]),
         Column("place", lambda row: one_line(f"{row.path}:{row.line}") if _is_wrong(row) else "",
                values("path", "line"), is_wide=1),
         Column("message", lambda row: "" if row.got else one_line(row.message), values("message"), is_wide=2),
@@ -212,50 +205,36 @@ def _installed(report: DoctorReport, target: Target | None) -> list[Table]:
     return [Table(columns, report.packages), Table(_DEVICES, report.devices)]
 
 
-def _records(report: DoctorReport) -> Table:
-    columns = attribute("", "what"), attribute("", "name"), attribute("", "value")
-    rows = [
-        *(("about", name, text) for name, text in _environment(report)),
-        *(("package", row.name, row.version or "") for row in report.packages),
-        *(("device", row.name, row.memory_bytes) for row in report.devices),
-        *(("problem", "", text) for text in report.problems),
-    ]
-    return Table(columns, [dict(zip(("what", "name", "value"), row, strict=True)) for row in rows])
-
-
-def _install(report: DoctorReport) -> str:
-    remedies = [row.remedy for row in report.packages if row.remedy]
-    return "\n  ".join(["install what is missing", *remedies]) if remedies else ""
-
-
-def _diagnosis(report: DoctorReport) -> str:
-    return "\n".join(f"problem: {one_line(problem)}" for problem in report.problems) or "No problem found."
-
-
 doctor = View(
-    answer=_diagnosis,
+    answer=lambda report: (
+        "\n".join(f"problem: {one_line(problem)}" for problem in report.problems) or "No problem found."
+    ),
     verdict=lambda report: "no" if report.problems else "yes",
     tables=_installed,
-    tip=_install,
+    tip=lambda report: (
+        "\n  ".join(["install what is missing", *remedies])
+        if (remedies := [row.remedy for row in report.packages if row.remedy])
+        else ""
+    ),
     lines=_environment,
     name_width=12,
-    records=_records,
 )
 
 
 # ---- the calibration of a GPU ----
 
 
-def _percent(error: float) -> str:
-    return f"{100 * error:+.2f} %"
+def _error(name: str, row: CalibrationStep) -> str:
+    estimated = getattr(row, f"estimated_{name}_bytes")
+    return "" if estimated is None else f"{100 * (estimated / getattr(row, f'{name}_bytes') - 1):+.2f} %"
 
 
 _STEPS = (
     attribute("step", "name", text=one_line),
     number("allocated", "allocated_bytes", bytes_text),
-    number("error", "allocated_error", _percent),
+    Column("error", partial(_error, "allocated"), right=True),
     number("reserved", "reserved_bytes", bytes_text),
-    number("error", "reserved_error", _percent),
+    Column("error", partial(_error, "reserved"), right=True),
     number("context", "context_bytes", bytes_text),
     number("ms", "median_seconds", lambda seconds: f"{1000 * seconds:,.2f}"),
 )

@@ -152,7 +152,6 @@ class View(Record):
     name_width: int = 24  # of the names of lines
     notes: Callable[..., Iterable[str]] = _nothing
     shows_all_notes: bool = False  # without -v too
-    chart: Callable[[Any, Target], str] = _nothing  # under the tables of the terminal
     records: Callable[[Any], Table] | None = None  # of CSV; by default the first table
     compared: Compared | None = None  # several reports of this kind
     params: Callable[[Any], int] = _no_badge  # of the badge
@@ -188,7 +187,6 @@ class View(Record):
         shown = (
             "".join(painted(wrapped(line, target), how, target) for text, how in heading for line in text.splitlines())
             + tables
-            + self.chart(report, target)
             + "".join(wrapped(line, target, self.name_width) for line in lines)
             + "\n".join(map("".join, filter(None, sections)))
         )

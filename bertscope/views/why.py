@@ -20,15 +20,8 @@ from bertscope.views.views import Table, View
 _ROWS, _ALSO = 5, 2  # lines of code and further causes, without -v
 _COMPARED = {"why_full", "why_request", "why_attention", "why_logits", "why_shared", "why_more"}
 _GREY = "#9aa0a6"  # of parts that an estimate does not have
-_SAID = {
-    "batch",
-    "seq",
-    "precision",
-    "optimizer",
-    "checkpointing",
-    "device",
-    "sdpa_kernel",
-}  # settings that other words tell
+# Settings that other words tell.
+_SAID = {"batch", "seq", "precision", "optimizer", "checkpointing", "device", "sdpa_kernel"}
 _EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
@@ -195,13 +188,10 @@ def _answer(report: WhyReport) -> str:
 
 
 def _settings(report: WhyReport) -> str:
-    phases = {"forward": "in a forward pass", "backward": "in a backward pass", "optimizer": "in the optimizer step"}
-    phases["load"] = "while the model is loaded"
-    when = " ".join(
-        filter(
-            None, (phases.get(report.phase, ""), f"at {report.line.removesuffix(' (<module>)')}" if report.line else "")
-        )
-    )
+    phases = {"forward": "in a forward pass", "backward": "in a backward pass", "optimizer": "in the optimizer step",
+              "load": "while the model is loaded"}  # fmt: skip
+    line = f"at {report.line.removesuffix(' (<module>)')}" if report.line else ""
+    when = f"{phases.get(report.phase, '')} {line}".strip()
     held = bytes_text(report.allocated_bytes)
     moment = f"{held} is allocated at the end of the recording"
     if report.moment == OOM:
@@ -221,16 +211,11 @@ def _tables(report: WhyReport, target: Target | None) -> list[Table]:
     """Return what is on the GPU, whose rows add up to its memory, and the lines of code that allocated the tensors."""
     needed = sum(part.estimated_bytes or 0 for part in report.parts) or None
     rows: list[dict[str, Any]] = [{"name": "tensors", "size": report.allocated_bytes, "estimate": needed}]
-    for part in report.parts:
-        sizes = {"size": part.held_bytes, "blocks": part.blocks, "estimate": part.estimated_bytes}
-        rows.append({"name": f"  {part_name(part.part)}", **{name: size for name, size in sizes.items() if size}})
-    around = {
-        "reserved but unused": report.unusable_bytes,
-        "outside PyTorch": report.outside_bytes,
-        "other processes": report.other_bytes,
-        "free": report.free_bytes,
-        "total": report.total_bytes,
-    }
+    rows += ({"name": f"  {part_name(part.part)}", "size": part.held_bytes or None, "blocks": part.blocks or None,
+              "estimate": part.estimated_bytes or None} for part in report.parts)  # fmt: skip
+    unused = max((report.reserved_bytes or 0) - report.allocated_bytes, 0)
+    around = {"reserved but unused": unused, "outside PyTorch": report.outside_bytes, "free": report.free_bytes,
+              "other processes": report.other_bytes, "total": report.total_bytes}  # fmt: skip
     whole = report.total_bytes or max(report.reserved_bytes or 0, report.allocated_bytes, 1)
     rows += [{"name": name, "size": size} for name, size in around.items() if size]
     memory = [
@@ -285,7 +270,6 @@ def _tip(report: WhyReport) -> str:
 
 
 def _verdict(report: WhyReport) -> str:
-    """Return the answer's colour: red for a step that failed, yellow for one with a cause worth knowing."""
     needs_more = report.answer == "why_fits" and report.findings[0].frees_bytes
     return "no" if report.moment == OOM or needs_more else "uncertain" if report.findings else "yes"
 
@@ -304,8 +288,7 @@ VIEW = View(
 
 def history_svg(report: WhyReport) -> str:
     """Return the history's picture: each part's bytes, stacked, over the events."""
-    names = [part.part for part in report.parts]
-    names = list(dict.fromkeys([*names, *(part for sample in report.timeline for part in sample.held)]))
+    names = list(dict.fromkeys([part.part for part in report.parts] + [n for at in report.timeline for n in at.held]))
     top = max(max(sum(sample.held.values()) for sample in report.timeline), 1)
     chart = Chart(top, one_line(report.name, limit=80), f"{report.events} events", legend=150)
     events = [sample.event / max(report.timeline[-1].event, 1) for sample in report.timeline]
