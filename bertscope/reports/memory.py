@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from importlib import import_module
 from typing import Any
 
 from bertscope.errors import SelectionError, SourceError
 from bertscope.frozen import Record
 from bertscope.gpus import Gpu
-from bertscope.reports.base import SCHEMA, Note, Row, Subject, TableReport, as_data
+from bertscope.reports.base import SCHEMA, Note, Row, Subject, TableReport
 from bertscope.reports.step import NO, UNCERTAIN, YES, CostRow, Parts, PhasePeak, RunHistory, StepCost
 from bertscope.settings.run_config import RunConfig
 
@@ -137,18 +137,10 @@ class Timing(Record):
         from statistics import median  # with decimal and fractions, which only a measurement needs
 
         middle = median(seconds or [0.0])
-
-        def rate(amount: int | None) -> float | None:
-            return None if tokens is None or amount is None else amount / middle if middle else 0.0
-
-        return replace(
-            self,
-            step_seconds=tuple(seconds),
-            median_seconds=middle,
-            tokens_per_second=rate(tokens),
-            flops_per_second=rate(self.flops),
-            is_in_turn=is_in_turn,
-        )
+        rates = [None if amount is None else amount / middle if middle else 0.0 for amount in (tokens, self.flops)]
+        tokens_rate, flops_rate = (None, None) if tokens is None else rates
+        return replace(self, step_seconds=tuple(seconds), median_seconds=middle, tokens_per_second=tokens_rate,
+                       flops_per_second=flops_rate, is_in_turn=is_in_turn)  # fmt: skip
 
 
 class ProcessMemory(Record):
@@ -221,24 +213,19 @@ class Variant(Record):
         return self.estimated.cost.verdict if self.estimated else ""
 
     @property
-    def error(self) -> float | None:
-        """Return the estimate's error as a fraction of the measured peak; the largest over the phases of both."""
-        return self._worst[0] if self._worst else None
-
-    @property
-    def error_bytes(self) -> int | None:
-        """Return the same error in bytes."""
-        return self._worst[1] if self._worst else None
-
-    @property
-    def _worst(self) -> tuple[float, int] | None:
+    def largest_error(self) -> tuple[int, int] | None:
+        """Return the estimate's error in bytes and the measured peak, of the phase in which the error is largest."""
         if self.estimated is None or self.measured is None:
             return None
         estimated = {phase.phase: phase.peak_bytes for phase in self.estimated.phases}
         measured = {phase.phase: phase.peak_bytes for phase in self.measured.phases if phase.phase in estimated}
-        differences = [(estimated[name] - size, size) for name, size in measured.items() if size]
-        errors = [(difference / size, difference) for difference, size in differences]
-        return max(errors, key=lambda error: abs(error[0]), default=(0.0, 0))
+        errors = [(estimated[name] - size, size) for name, size in measured.items() if size]
+        return max(errors, key=lambda error: abs(error[0] / error[1]), default=(0, 1))
+
+    @property
+    def error(self) -> float | None:
+        """Return the same error as a fraction of the measured peak."""
+        return self.largest_error[0] / self.largest_error[1] if self.largest_error else None
 
 
 class StepReport(TableReport[Row]):
@@ -447,7 +434,7 @@ class SweepRow(Record):
 
     def to_line(self) -> str:
         """Return the row as one line of JSON, with `schema` in front, without the line break."""
-        return json.dumps({"schema": SCHEMA, **as_data(self)}, separators=(",", ":"))
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str | bytes) -> SweepRow:

@@ -232,11 +232,8 @@ class _Cells(Record, kw_only=False):
 
     @classmethod
     def of(cls, column: Column, rows: Sequence[Any]) -> _Cells:
-        texts = [column.title, *map(column.text, rows)]
-        everything = "".join(texts)
-        if not everything.isprintable():
-            texts = [*map(visible, texts)]
-        return cls(column, texts, max(map(len if everything.isascii() else text_width, texts)))
+        texts = [*map(visible, [column.title, *map(column.text, rows)])]
+        return cls(column, texts, max(map(text_width, texts)))
 
     def least_width(self, *, breaks_words: bool) -> int:
         """Return the width of the longest text that is not broken: a word of the heading, a cell or a word of it."""
@@ -280,22 +277,15 @@ def _drawn(columns: Sequence[_Cells], rows: Sequence[tuple[int, bool]], target: 
             drawn[0] = replace(first, width=max(first.width - excess, least))
     lines: list[str] = []
     width, rule = _line_width(drawn, gap) - 1, "\u2500" if target.unicode else "-"
-    has_colors = target.color and any(cells.column.is_verdict for cells in drawn)
-    pads = [str.rjust if cells.column.right else str.ljust for cells in drawn]
     for number, is_bold in rows:
-        line = gap.join(pad(cells.texts[number], cells.width) for pad, cells in zip(pads, drawn, strict=True))
-        # The usual row: every cell has room.
-        is_usual = len(line) == width and line.isascii() and not (number and has_colors)
-        parts = (line,) if is_usual else _lines(drawn, number, gap, target)
         start, end = ("\x1b[1m", "\x1b[0m") if is_bold and target.color else ("", "")
-        lines += [f"{start}{f' {part}'.rstrip()}{end}" for part in parts]
+        lines += [f"{start}{f' {part}'.rstrip()}{end}" for part in _lines(drawn, number, gap, target)]
         if not number:
             lines.append(f" {rule * width}")
     return "\n" + "\n".join(lines) + "\n\n"
 
 
 def _lines(columns: Sequence[_Cells], number: int, gap: str, target: Target) -> list[str]:
-    """Return the lines of a row whose texts have more than ASCII, a colour or too little room."""
     first, *rest = columns
     name, lines = first.texts[number], []
     if text_width(name) > first.width:

@@ -24,19 +24,16 @@ _OF_A_RUN = ("memory", "fit", "lengths")  # kinds whose numbers depend on the im
 
 def title(report: Any) -> str:
     """Return `bert-large-zh: BertModel, sdpa attention, as in transformers 4.43.4` for a report with a `subject`."""
-    text, subject = subtitle(report), report.subject
-    if subject.name == subject.architecture:
-        return text
-    return f"{one_line(subject.name, limit=120)}: {text}"
+    name = report.subject.name
+    return f"{one_line(name, limit=120)}: " * (name != report.subject.architecture) + subtitle(report)
 
 
 def subtitle(report: Any) -> str:
     """Return the title without the model's name."""
     subject: Subject = report.subject
     attention = f"{subject.attention} attention" if subject.attention else ""
-    adapters = one_line(subject.adapters, limit=125)
     whose = subject.implementation if report.kind in _OF_A_RUN else ""
-    return ", ".join(filter(None, (subject.architecture, attention, adapters, whose)))
+    return ", ".join(filter(None, (subject.architecture, attention, one_line(subject.adapters, limit=125), whose)))
 
 
 def note_text(note: Note) -> str:

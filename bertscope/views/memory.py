@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, methodcaller
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +18,10 @@ from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
 from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, signed_text
 from bertscope.views import step
-from bertscope.views.columns import Column, attribute, csv_only, in_phase, listed, number, reader, values
+from bertscope.views.columns import Column, attribute, csv_only, in_phase, listed, number, reader, shown_columns, values
 from bertscope.views.console import PARTS, Target, lists_all
 from bertscope.views.footer import is_generation_left_out, uncounted
-from bertscope.views.views import Compared, Heading, Table, View, about, common_notes, model_columns, side_by_side
+from bertscope.views.views import Compared, Heading, Table, View, about, common_notes, model_columns
 
 
 def _known(report: MemoryReport) -> list[tuple[str, Memory]]:
@@ -252,6 +252,11 @@ def _sum_text(group: Sequence[str], peak: PhasePeak) -> str:
     return bytes_text(total) if total else ""
 
 
+def median_text(seconds: Sequence[float]) -> str:
+    """Return the median time of steps; nothing without any."""
+    return f"{median(seconds):.3f} s" if seconds else ""
+
+
 def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[Column]:
     """Return the columns of a report's variants: the parts at the peak, the cost, and what `profile` measured."""
     variants = report.variants
@@ -271,8 +276,7 @@ def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[
         measured("process: one step", "process", lambda process: (
             f"+{bytes_text(process.high_water_bytes - process.resident_before_bytes)}"), detail=step.VERBOSE),
         measured("process: full run", "process.run_high_water_bytes", bytes_text, detail=step.VERBOSE),
-        measured(f"step, median of {steps}", "timing", lambda timing: (
-            f"{timing.median_seconds:.3f} s" if timing.step_seconds else "")),
+        measured(f"step, median of {steps}", "timing.step_seconds", median_text),
         measured("  slowest - fastest", "timing.step_seconds", lambda seconds: (
             f"{max(seconds) - min(seconds):.3f} s" if len(seconds) > 1 else "")),
         measured("tokens per second", "timing.tokens_per_second", "{:,.0f}".format, detail=step.VERBOSE),
@@ -290,8 +294,11 @@ def variants_table(report: MemoryReport, *, is_verbose: bool = True) -> Table:
         names = [f"{name} ({how})" for name, how in zip(names, obtained, strict=True)]
     left_out = {"peak in"} | ({"saved for backward"} if report.run.mode == INFERENCE else set())  # notes have the place
     groups = _part_groups(report, 0 if is_verbose else _SMALL)
-    shown = [column for column in columns(report, groups) if column.title not in left_out]
-    return side_by_side(first, shown, report.variants, names, is_verbose=is_verbose, strong=step.PEAK)
+    shown = [column for column in shown_columns(columns(report, groups), report.variants)
+             if column.title not in left_out and (is_verbose or column.detail < step.VERBOSE)]  # fmt: skip
+    cells = [Column(name, methodcaller("text", variant), right=True)
+             for name, variant in zip(names, report.variants, strict=True)]  # fmt: skip
+    return Table([Column(first, attrgetter("title")), *cells], shown, lambda line: line.title == step.PEAK)
 
 
 def _part_groups(report: MemoryReport, small: float) -> list[list[str]]:
@@ -303,12 +310,11 @@ def _part_groups(report: MemoryReport, small: float) -> list[list[str]]:
 
 
 def _error_text(variant: Variant) -> str:
-    if variant.error is None or variant.error_bytes is None:
+    if variant.largest_error is None:
         return ""
-    percent = f"{100 * variant.error:+.4f} %"
+    size, percent = variant.largest_error[0], f"{100 * (variant.error or 0.0):+.4f} %"
     is_small = percent.strip("+-0. %") == ""
-    error = signed_text(variant.error_bytes) if variant.error_bytes else "0"
-    return f"{error} bytes" if is_small else percent
+    return f"{signed_text(size) if size else '0'} bytes" if is_small else percent
 
 
 def saved_table(report: MemoryReport) -> Table:
@@ -428,7 +434,7 @@ def ranks_table(report: MemoryReport) -> Table:
         *step.phase_columns(rows, "row.phases"),
         *step.cost_columns("row.cost"),
         number("sends per step", "row.sent_bytes", bytes_text),
-        number("step", "row.step_seconds", lambda seconds: f"{median(seconds):.3f} s" if seconds else ""),
+        number("step", "row.step_seconds", median_text),
     ], rows)  # fmt: skip
 
 

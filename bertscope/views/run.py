@@ -44,7 +44,7 @@ def _answer(report: RunReport) -> str:
 
 
 def _settings(report: RunReport | RunFitReport) -> str:
-    cost = report.cost if isinstance(report, RunReport) else report.rows[0].cost if report.rows else None
+    cost = report.cost if isinstance(report, RunReport) else next((row.cost for row in report.rows), None)
     has_margin = cost and cost.margin and cost.limit_bytes is not None
     margin = f", {step.margin_text(cost.margin)} margin" if cost and has_margin else ""
     return f"{one_line(join([report.script, *report.arguments]), limit=step.LINE - len(margin))}{margin}"
@@ -125,22 +125,14 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
     yield from report.remarks
     if is_whole:
         yield Heading("How the numbers were obtained")
-        yield (
-            f"Simulated: {count_text(report.updates)} optimizer steps ran without values on the GPU."
-            if report.updates
-            else f"Simulated: no optimizer step ran on the GPU in this process; {UNRECORDED}."
-        )
+        none = f"no optimizer step ran on the GPU in this process; {UNRECORDED}."
+        some = f"{count_text(report.updates)} optimizer steps ran without values on the GPU."
+        yield f"Simulated: {some if report.updates else none}"
         if report.cost is not None and report.cost.limit_bytes is not None:
             yield step.margin_note(report.cost)
 
 
-VIEW = View(
-    answer=_answer,
-    settings=_settings,
-    tables=_tables,
-    notes=_notes,
-    shows_all_notes=True,
-)
+VIEW = View(answer=_answer, settings=_settings, tables=_tables, notes=_notes, shows_all_notes=True)
 
 
 def step_timeline(report: RunReport, suffix: str) -> Any:
@@ -158,8 +150,7 @@ def _fit_answer(report: RunFitReport) -> str:
     if not report.largest:
         lacks = [f": {report.low:,} {step.lacking(row.cost)}" for row in report.rows[:1] if row.answer == NO]
         return f"No {report.argument} from {report.low:,} to {report.high:,} fits on {where}{''.join(lacks)}."
-    is_all = report.largest == report.high
-    more = ", the highest that was asked for" if is_all else ""
+    more = ", the highest that was asked for" * (report.largest == report.high)
     return f"Largest {report.argument} on {where}: {report.largest:,}{more}."
 
 

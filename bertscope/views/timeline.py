@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from bertscope.errors import MissingExtraError, SelectionError, install_command
+from bertscope.reports.base import to_json
 from bertscope.reports.memory import Memory, MemoryReport, Sample
 from bertscope.units import binary_unit, bytes_text, html_text
 from bertscope.views.columns import Column, attribute, csv_only, csv_text, number, reader, shown_columns, values
@@ -261,26 +262,24 @@ def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str
     """Return what a page shows: a chart for each variant, and the peaks as a table, if wanted with their parts."""
     picture, run = pictured(report), run_text(report.run, inputs_given=report.inputs_given)
     obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
-    peaks = [(variant, phase) for variant in report.variants if variant.memory for phase in variant.memory.phases]
-    of_variant = [
-        Column("checkpointing", variant_name),
-        attribute("obtained", "memory.obtained", csv=(), shown=len(obtained) > 1),
+    peaks = [{"variant": variant, "phase": phase, "is_highest": phase == variant.memory.peak}
+             for variant in report.variants if variant.memory for phase in variant.memory.phases]  # fmt: skip
+    columns = [
+        Column("checkpointing", variant_name).of("variant"),
+        attribute("obtained", "variant.memory.obtained", csv=(), shown=len(obtained) > 1),
+        attribute("phase", "phase.phase", csv=()),
+        number("peak", "phase.peak_bytes", bytes_text, csv=()),
+        *(number(part_name(part), f"phase.parts.{part}", bytes_text, csv=()) for part in picture.parts if with_parts),
+        attribute("operator", "phase.operator", csv=()),
+        attribute("module", "phase.path", csv=()),
     ]
-    of_phase = [
-        attribute("phase", "phase", csv=()),
-        number("peak", "peak_bytes", bytes_text, csv=()),
-        *(number(part_name(part), f"parts.{part}", bytes_text, csv=()) for part in picture.parts if with_parts),
-        attribute("operator", "operator", csv=()),
-        attribute("module", "path", csv=()),
-    ]
-    columns = [column.of(itemgetter(index)) for index, group in enumerate((of_variant, of_phase)) for column in group]
     return {
         "run": f"{run}; {report.machine}" if "measured" in obtained else run,
         "colors": {part_name(part): variable("part", part) for part in picture.parts},
         "panels": [(panel, figure(panel, picture) if panel.samples else None) for panel in picture.panels],
         "columns": shown_columns(columns, peaks),
         "peaks": peaks,
-        "is_highest": lambda row: row[1] == row[0].memory.peak,
+        "is_highest": itemgetter("is_highest"),
     }
 
 
@@ -312,17 +311,15 @@ def _changes(sizes: Sequence[int]) -> list[int | str]:
     return [item for is_change, run in runs for item in (run if is_change else [str(len([*run]))])]
 
 
-LIBRARIES = {"html": "", "svg": "matplotlib", "png": "matplotlib", "csv": "", "json": ""}
+FORMATS = "html", "svg", "png", "csv", "json"
 
 
 def timeline(report: MemoryReport, suffix: str) -> bytes:
     """Return the file for `--timeline out.SUFFIX`; raises SelectionError as `check_suffix` does."""
     suffix = check_suffix(suffix)
-    if suffix == "html":
-        return html(report).encode()
     if suffix in ("svg", "png"):
         return image(report, suffix)
-    return (csv(report) if suffix == "csv" else report.to_json()).encode()
+    return {"html": html, "csv": csv, "json": to_json}[suffix](report).encode()
 
 
 def check_suffix(suffix: str) -> str:
@@ -331,13 +328,12 @@ def check_suffix(suffix: str) -> str:
     Raises SelectionError for a format that there is not, or whose drawing library is not installed.
     """
     name = suffix.lower().removeprefix(".")
-    if name not in LIBRARIES:
-        raise SelectionError(f"a timeline is written as {', '.join(LIBRARIES)}; got {name[:40]!r}: name such a file")
-    library = LIBRARIES[name]
-    if library and find_spec(library) is None:
+    if name not in FORMATS:
+        raise SelectionError(f"a timeline is written as {', '.join(FORMATS)}; got {name[:40]!r}: name such a file")
+    if name in ("svg", "png") and find_spec("matplotlib") is None:
         raise SelectionError(
-            f"a timeline as {name} needs {library}, which is not installed: "
-            f"{install_command('plot')}, or name a .csv or .json file"
+            f"a timeline as {name} needs matplotlib, which is not installed: {install_command('plot')}, or name a .csv "
+            "or .json file"
         )
     return name
 

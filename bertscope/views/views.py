@@ -6,13 +6,12 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
-from operator import attrgetter, methodcaller
-from typing import Any, NamedTuple
+from typing import Any
 
 from bertscope.errors import SelectionError, name_of, one_line
 from bertscope.frozen import Record
 from bertscope.units import html_text, json_text, short_count_text, visible_lines
-from bertscope.views.columns import Column, Strong, csv_text, markdown_text, shown_columns, table_text
+from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text
 from bertscope.views.console import Target, command_lines, lists_all, padded, painted, stacked, stdout_target, wrapped
 from bertscope.views.page.templating import filled
 
@@ -57,24 +56,6 @@ class Table(Record, kw_only=False):
         """Return the table for the terminal."""
         target = replace(target, verbose=target.verbose and not self.fits_line)
         return table_text(self.columns, self.rows, target, self.strong, self.names) + self.below
-
-
-def side_by_side(
-    first: str,
-    columns: Sequence[Column],
-    rows: Sequence[Any],
-    titles: Sequence[str],
-    *,
-    is_verbose: bool,
-    strong: str = "",
-) -> Table:
-    """Return a table with a column for each row under its title, and the quantities below each other.
-
-    Of the columns it shows those that a wide table leaves out, too; the quantity `strong` is in bold.
-    """
-    lines = [column for column in shown_columns(columns, rows) if is_verbose or column.detail < 2]
-    cells = [Column(title, methodcaller("text", row), right=True) for title, row in zip(titles, rows, strict=True)]
-    return Table([Column(first, attrgetter("title")), *cells], lines, lambda line: line.title == strong)
 
 
 def _whole(settings: str) -> str:
@@ -227,19 +208,12 @@ class View(Record):
         return csv_text(table.columns, table.rows)
 
 
-class _Pair(NamedTuple):
-    """A row of a comparison: the report that it is about, and its row."""
-
-    report: Any
-    row: Any
-
-
 def _below_each_other(report: Any, table_of: Callable[[Any], Table | None]) -> Table:
     how, reports = view_of(report.of).compared, report.reports
     tables = [(one, table) for one in reports if (table := table_of(one))]
     columns = [replace(several[0].of("row"), shown=any(column.shown for column in several))
                for several in zip(*(table.columns for _, table in tables), strict=False)]  # fmt: skip
-    rows = [_Pair(one, row) for one, table in tables for row in table.rows]
+    rows = [{"report": one, "row": row} for one, table in tables for row in table.rows]
     subject = how.subject(reports)
     return Table([*subject, *columns], rows, names=len(subject) + how.names)
 

@@ -115,7 +115,7 @@ def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strat
     asked = job(strategy, (2,), **more)
     (variant,) = profile_report([asked], timeout_seconds=LIMIT)[0].variants
     assert variant.failure == ""
-    assert abs(variant.error_bytes) <= 64
+    assert abs(variant.largest_error[0]) <= 64
     (estimated,) = Simulator(asked.source).report([asked.run_config]).variants
 
     def sums(rows):

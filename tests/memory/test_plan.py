@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 
 import pytest
@@ -19,7 +19,6 @@ from bertscope.memory.plan import PlanSpace, strategy_text
 from bertscope.memory.simulator import Simulator
 from bertscope.model import BertModel
 from bertscope.model.modules import layer_lists
-from bertscope.reports.base import as_data
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
 from bertscope.settings.parallelism import SEARCHED, ranks_of
@@ -309,7 +308,7 @@ def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_f
     old = changed(plan_file, tmp_path, torch_version="2.6.0")
     assert bertscope.estimate("bert-tiny", plan=old).variants
     peak = PhasePeak(phase="forward", peak_bytes=7, path="", operator="", parts=Parts(inputs=7))
-    cost = as_data(StepCost(peak=peak, limit_bytes=7, shortfall=ByteRange()))
+    cost = asdict(StepCost(peak=peak, limit_bytes=7, shortfall=ByteRange()))
     with pytest.raises(SelectionError, match="now; make it again"):
         bertscope.estimate("bert-tiny", plan=changed(plan_file, tmp_path, torch_version="2.6.0", cost=cost))
     lists = json.loads(plan_file.read_text())["rows"][0]["lists"]

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from functools import cache, lru_cache
 from importlib import metadata
 from itertools import product
@@ -28,7 +28,7 @@ from bertscope.memory.plan import check_plan
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import device_cost, for_gpu, step_cost, traffic
 from bertscope.memory.trace import SMALLEST
-from bertscope.reports.base import FAILED, as_data
+from bertscope.reports.base import FAILED
 from bertscope.reports.json import typed
 from bertscope.reports.memory import REFUSED, SweepRow
 from bertscope.reports.plan import PlanReport
@@ -137,13 +137,13 @@ class Task(Record):
 
         The more of the first fields are equal, the more they share.
         """
-        run = as_data(self.run_config) | {"batch": 1, "seq": 1}
+        run = asdict(self.run_config) | {"batch": 1, "seq": 1}
         last = {name: run.pop(name) for name in ("checkpointing", "reentrant")}
         return json.dumps([self.source, self.threads]), json.dumps(run), json.dumps(last)
 
     def to_json(self) -> str:
         """Return the task as one line of JSON."""
-        return json.dumps(as_data(self))
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Task:
@@ -186,7 +186,7 @@ def task_of(point: Combination, *, has_precision: bool = True) -> Task | SweepRo
         key = _hash(settings, here, str(error))
         return SweepRow(key=key, point=settings, versions=here, outcome=_outcome(error), error=str(error))
     here = versions() if kind == "BertSource" else versions("transformers", "peft")
-    gpu = as_data(find_gpu(limit.gpu)) if limit.gpu else None
+    gpu = asdict(find_gpu(limit.gpu)) if limit.gpu else None
     return Task(
         key=_hash(settings, here, kind, data, gpu, _own_code(model.model)), point=settings, versions=here,
         unused=tuple(sorted(point.idle)), source=(kind, data), run_config=run_config, limit=limit,

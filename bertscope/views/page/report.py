@@ -114,7 +114,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
     memory, fit, question = model.memory, model.fit, model.batch_fit
     peaks = [variant.cost.peak_bytes for variant in memory.variants if variant.cost]
     has_no_effect = any(size >= peaks[0] for size in peaks[1:])
-    rows = [("Checkpointing", list(conclusions(memory)))] if has_no_effect else []
+    rows = [("Checkpointing", [*conclusions(memory)])] * has_no_effect
     if question is None or fit is None:
         answer, heading, assumption = "unasked", peak_answer(memory), f"{subtitle(memory)}, {run_text(memory.run)}"
     else:
@@ -132,12 +132,6 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         "first_rows": rows[:-1] if has_no_effect else [],  # what equal bars do not show comes before them
         "rows": rows[-1:] if has_no_effect else rows,
     }
-
-
-def place(fit: FitReport) -> str:
-    """Return the budget, or the GPU and its memory."""
-    memory = bytes_text(fit.budget_bytes)
-    return f"on {fit.gpu.name} ({memory})" if fit.gpu else f"in {memory}"
 
 
 def _color(part: str) -> str:
@@ -324,8 +318,10 @@ def _memory(model: ModelPart) -> dict[str, Any]:
 def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
     margin = fit.rows[0].cost.margin
     free = f", with a margin of {margin_text(margin)}" * bool(margin)
+    memory = bytes_text(fit.budget_bytes)
+    where = f"on {fit.gpu.name} ({memory})" if fit.gpu else f"in {memory}"
     section: dict[str, Any] = {
-        "heading": f"Largest batches that fit {place(fit)} at sequence length {model.seq}{free}",
+        "heading": f"Largest batches that fit {where} at sequence length {model.seq}{free}",
         "table": Table(fit_words.columns(replace(fit, length_given=True)), fit.rows),  # the heading has the length
         "notes": [note for note in fit_words.notes(fit) if not isinstance(note, Heading)],
         "commands": [fit_command(model, report) for report in (fit, model.batch_fit) if report],
@@ -380,13 +376,12 @@ def role(path: str, types: Mapping[str, str]) -> str:
 
 
 def _role_color(path: str, types: Mapping[str, str]) -> str:
-    known = role(path, types)
-    return variable("role", known) if known else "var(--mixed)"
+    return variable("role", known) if (known := role(path, types)) else "var(--mixed)"
 
 
 def _roles(shown: Iterable[str]) -> dict[str, str]:
-    colors, used = {name: variable("role", name) for name in ROLES}, set(shown)
-    return {name: color for name, color in colors.items() if color in used}
+    used = set(shown)
+    return {name: color for name in ROLES if (color := variable("role", name)) in used}
 
 
 def parameter_map(tensors: CountReport, tree: TreeReport) -> dict[str, Any]:
@@ -434,7 +429,7 @@ def flops_bars(report: FlopsReport) -> dict[str, Any]:
     for flops, path in sorted(((flops, path) for path, flops in flops_of.items() if flops > 0), reverse=True):
         before, layer, rest = path.partition("layer.")
         short = layer + rest if layer and before.endswith("encoder.") else path or "(model)"
-        text = f"{_exact(flops)}, {share_text(flops / whole)}"
+        text = f"{flops_text(flops)} ({count_text(flops)}), {share_text(flops / whole)}"
         label = f"{short}{' itself' * (path in inner)}  {flops_text(flops)}, {100 * flops / whole:.0f} %"
         bars.append((path or "(model)", label, flops, text, _role_color(path, types)))
     return {
@@ -446,10 +441,6 @@ def flops_bars(report: FlopsReport) -> dict[str, Any]:
     }
 
 
-def _exact(flops: int) -> str:
-    return f"{flops_text(flops)} ({count_text(flops)})"
-
-
 def _lengths(report: FlopsReport) -> dict[str, Any]:
     points = sorted((point.seq, point.forward_flops) for point in report.sweep)
     return {
@@ -459,5 +450,5 @@ def _lengths(report: FlopsReport) -> dict[str, Any]:
         "longest": points[-1][0],
         "x": "sequence length",
         "y": "forward FLOPs, matrix products",
-        "points": [(seq, flops, _exact(flops)) for seq, flops in points],
+        "points": [(seq, flops, f"{flops_text(flops)} ({count_text(flops)})") for seq, flops in points],
     }
