@@ -157,12 +157,6 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
     if is_generation_left_out(report):
         yield "One forward pass, not a generation."
     yield from (f"{text[:1].upper()}{text[1:]}." for text in uncounted(report))
-    lengths = list(dict.fromkeys(one.seq for one in report.rows))
-    if report.asked_batch and len(lengths) > 1:
-        for seq in lengths:
-            # the rows come in the order of their cost
-            fitting = (way_of(one) for one in report.rows if one.fits and one.seq == seq)
-            yield f"Cheapest setting{_at(report, seq)}: {next(fitting, 'nothing that was tried')}."
     if len(report.tried_ranks) > 1:
         yield "Searched 1 to 8 GPUs, then multiples of 8; after the first row only the setting of the least memory."
     if report.batch_total is not None or report.run.parallelism.world_size > 1:

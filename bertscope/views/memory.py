@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from operator import attrgetter, itemgetter, methodcaller
 from statistics import median
 from types import SimpleNamespace
@@ -424,28 +423,22 @@ def _traffic_table(report: MemoryReport, *, by_module: bool) -> Table:
     ], rows)  # fmt: skip
 
 
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
 def ranks_table(report: MemoryReport) -> Table:
     """Return the real ranks; without any a table without rows."""
     rows = [{"variant": variant, "row": row} for variant in report.variants for row in variant.rank_rows]
     return Table([
         attribute("variant", "variant", text=step.variant_name, shown=len(report.variants) > 1),
-        attribute("rank", "row.ranks", text=numbers_text),
+        attribute("rank", "row.ranks", text=_ranks_text),
         number("between steps", "row.state_bytes", bytes_text),
         *step.phase_columns(rows, "row.phases"),
         *step.cost_columns("row.cost"),
         number("sends per step", "row.sent_bytes", bytes_text),
         number("step", "row.step_seconds", median_text),
     ], rows)  # fmt: skip
-
-
-def numbers_text(numbers: Sequence[int]) -> str:
-    """Return numbers with ranges.
-
-    >>> numbers_text([0, 1, 2, 5])
-    '0-2, 5'
-    """
-    runs = (list(run) for _, run in groupby(enumerate(sorted(numbers)), lambda item: item[1] - item[0]))
-    return ", ".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else f"{run[0][1]}" for run in runs)
 
 
 # ---- several models ----

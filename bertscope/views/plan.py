@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from itertools import chain
@@ -264,7 +264,6 @@ class SaveOperators(Callback):
             self.is_done = True
 '''
 
-# transformers 4.43.4 to 5.23, PreTrainedModel.gradient_checkpointing_enable: the keywords go to torch's checkpoint.
 _TRAINER = """
 from transformers import TrainingArguments
 
@@ -272,14 +271,12 @@ arguments = TrainingArguments(
     output_dir="output",
     per_device_train_batch_size={row.batch},
     gradient_accumulation_steps={row.accumulate},
-{settings}
+{half}    gradient_checkpointing=False,  # save_operators recomputes
 )
+# Before Trainer(model=model, args=arguments, ...): save_operators(model, PLAN)
 """
-_OF_ALL_LAYERS = """\
-    gradient_checkpointing=True,
-    gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": partial(save_contexts, SAVED)},
-    report_to="none",  # the logs of TensorBoard and others write the arguments as JSON, which has no functions"""
-_CALL = "# Before Trainer(model=model, args=arguments, ...): save_operators(model, PLAN)\n"
+_AFTER = {"torch": _TORCH, "trainer": _TRAINER, "lightning": _LIGHTNING}
+FORMS = (*_AFTER, "json")
 
 
 def emitted(report: PlanReport, into: str) -> str:
@@ -291,10 +288,16 @@ def emitted(report: PlanReport, into: str) -> str:
         raise SelectionError(f"no form {into[:40]!r} of a plan; {suggestion(into, FORMS)}")
     if into == "json":
         return report.to_json()
-    for row in report.rows if report.fits else ():
-        if row.answer == YES:  # the first line decides how Python reads the names that follow
-            return "# -*- coding: utf-8 -*-\n" + _about(report, row) + _WRITERS[into](report, row)
-    raise SelectionError("no plan fits, so there is none to emit")
+    row = next((row for row in report.rows if report.fits and row.answer == YES), None)
+    if row is None:
+        raise SelectionError("no plan fits, so there is none to emit")
+    precision = row.changes.get("precision", report.run.precision)
+    half = next((f"    {name}=True,\n" for name in (FP16.name, BF16.name) if precision == f"{AUTOCAST}{name}"), "")
+    # The code of bertscope/model/save_policy.py, whose import would load torch.
+    _, _, source = (files("bertscope") / "model" / "save_policy.py").read_text(encoding="utf-8").partition('"""\n\n')
+    # The first line decides how Python reads the names that follow.
+    about = f"# -*- coding: utf-8 -*-\n{_about(report, row)}"
+    return f"{about}\n{source}\n\n{_plan(row)}{_AFTER[into].format(row=row, half=half)}"
 
 
 def _about(report: PlanReport, row: PlanRow) -> str:
@@ -311,27 +314,9 @@ def _about(report: PlanReport, row: PlanRow) -> str:
     return _comments(text)
 
 
-def _trainer(report: PlanReport, row: PlanRow) -> str:
-    """Return Python in transformers with context_fn, or, if not all layers are alike, with save_operators."""
-    precision = row.changes.get("precision", report.run.precision)
-    reason = _difference(row) or ("" if _recomputed(row) else "no layer is recomputed")
-    if not reason and any(item.layer_paths for item in row.lists):
-        reason = "other modules than numbered layers are recomputed"
-    halves = [half for half in (FP16.name, BF16.name) if precision == f"{AUTOCAST}{half}"]
-    settings = "".join(f"    {half}=True,\n" for half in halves)
-    settings += f"    gradient_checkpointing=False,  # it is of all layers: {reason}" if reason else _OF_ALL_LAYERS
-    plan = _plan(row) if reason else f"SAVED = {_set_text(row.lists[0].saved)}\n"
-    return f"{_source()}\n\n{plan}{_TRAINER.format(row=row, settings=settings)}{_CALL if reason else ''}"
-
-
-def _source() -> str:
-    """Return the code of bertscope/model/save_policy.py, whose import would load torch."""
-    return "\n" + (files("bertscope") / "model" / "save_policy.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
-
-
 def _plan(row: PlanRow) -> str:
     lines = []
-    for item in _recomputed(row):
+    for item in (item for item in row.lists if item.recomputed):
         modules = ", ".join(visible(one.module) or one.name for one in item.saved)
         lines += _comments(f"saves {modules or 'nothing'}").splitlines()
         saved, numbers = _set_text(item.saved), range(item.recomputed[0], item.recomputed[-1] + 1)
@@ -353,24 +338,4 @@ def _set_text(saved: Iterable[PlanOperator]) -> str:
     return f"{{{', '.join(names)}}}" if names else "set()"
 
 
-def _recomputed(row: PlanRow) -> list[PlanList]:
-    return [item for item in row.lists if item.recomputed]
-
-
-def _difference(row: PlanRow) -> str:
-    """Return how layers differ, empty if all are recomputed and save the same operators."""
-    for item in _recomputed(row):  # layers of one list that save other operators are another item
-        number = sum(len(other.recomputed) for other in row.lists if other.path == item.path)
-        if number < item.layers:
-            return f"{visible(item.path)} recomputes {number} of its {item.layers} layers"
-    saved = {frozenset((one.name, one.number) for one in item.saved) for item in row.lists}
-    return "the lists of layers save different operators" if len(saved) > 1 else ""
-
-
-_WRITERS: dict[str, Callable[[PlanReport, PlanRow], str]] = {
-    "torch": lambda report, row: f"{_source()}\n\n{_plan(row)}{_TORCH}",
-    "trainer": _trainer,
-    "lightning": lambda report, row: f"{_source()}\n\n{_plan(row)}{_LIGHTNING}",
-}
-FORMS = (*_WRITERS, "json")
 code = SimpleNamespace(emitted=emitted)

@@ -30,7 +30,6 @@ from bertscope.reports.memory import RankRow
 from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import torch
-from bertscope.views.memory import numbers_text
 from tests.conftest import EVERY_CASE
 from tests.measure.test_profile import is_gone
 from tests.memory.steps import small
@@ -326,7 +325,6 @@ def test_ranks_that_agree_are_one_row_with_the_slowest_step(ranks):
     assert heard(watch, 4) == []
     agreeing, other = watch.folded()
     assert (agreeing.ranks, agreeing.step_seconds, other.ranks) == ((0, 1, 3), (3.0,), (2,))
-    assert numbers_text(agreeing.ranks) == "0-1, 3"
 
 
 def test_memory_is_kept_of_ranks_that_end_while_they_are_timed(ranks):

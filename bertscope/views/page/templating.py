@@ -61,14 +61,10 @@ def _cell(row: Any, column: Column) -> dict[str, Any]:
 
 
 def _command(text: str) -> Any:
-    """Return a command as HTML whose lines break only between words, and not between an option and its value."""
+    """Return a command as HTML whose lines break only between words."""
     from markupsafe import Markup
 
-    parts: list[str] = []
-    for word in text.split(" "):
-        is_value = not word.startswith("-") and parts and parts[-1].startswith("-") and " " not in parts[-1]
-        parts[-1:] = [f"{parts[-1]} {word}"] if is_value else [*parts[-1:], word]
-    spans = (Markup("<span>{}</span>").format(visible(part)) for part in parts)
+    spans = (Markup("<span>{}</span>").format(visible(word)) for word in text.split(" "))
     return Markup("<code>{}</code>").format(Markup(" ").join(spans))
 
 
