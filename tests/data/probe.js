@@ -44,7 +44,7 @@ const begin = () => {
     said: field.closest(".search").querySelector("output").textContent,
     stepped, isOnArea: [...memory.querySelectorAll("path")].some((path) => path.isPointInFill(area)),
     charts: charts.length, drawn: charts.filter((chart) => chart.querySelector("svg")).length,
-    pictures: document.querySelectorAll("figure svg.wide").length,
+    pictures: document.querySelectorAll("figure .scroll svg").length,
     requests: performance.getEntriesByType("resource").length,
   });
 };

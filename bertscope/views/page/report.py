@@ -21,7 +21,7 @@ from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfi
 from bertscope.units import bytes_text, count_text, counted, flops_text, html_text, share_text
 from bertscope.views import fit as fit_words
 from bertscope.views import plan as plan_words
-from bertscope.views.columns import Column, csv_only, csv_text
+from bertscope.views.columns import Column, attribute, csv_only, csv_text, number
 from bertscope.views.console import PARTS, ROLES, Target, variable
 from bertscope.views.diagram import inline_svg, mermaid
 from bertscope.views.diff import notes as diff_notes
@@ -285,11 +285,19 @@ def _flops(model: ModelPart) -> dict[str, Any]:
               for item in flops.conventions]  # fmt: skip
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=attrgetter("seq")))
     bars = flops_bars(flops)
+    columns = [
+        attribute("module", "path", missing="(model)"),
+        number("copies", "copies"),
+        number("FLOPs", "total.matmul_flops", flops_text),
+        number("elementwise", "total.elementwise_flops", flops_text),
+        number("bytes moved", "total.bytes_moved", bytes_text),
+        attribute("type", "type"),
+    ]
     return {
         "bars": bars,
         "roles": _roles(color for *_, color in bars["bars"]),
         "lengths": _lengths(flops),
-        "table": _numbers_first(flops_view.tables_of(flops, Target())[0]),
+        "table": Table(columns, flops.rows),
         "notes": [f"{name}: {text}" for name, text in lines],
         "commands": [
             flops_command(model, f"--seq {model.seq} --convention torch"),
