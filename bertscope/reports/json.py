@@ -21,10 +21,9 @@ from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import SchemaRow, SchemasReport
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_SIMPLE: dict[Any, tuple[str, str]] = {  # the type in a schema, and in an error
-    int: ("integer", "an integer"), float: ("number", "a number"), str: ("string", "text"),
-    bool: ("boolean", "true or false"), type(None): ("null", "null"),
-}  # fmt: skip
+# The type in a schema, and in an error.
+_SIMPLE: dict[Any, tuple[str, str]] = {int: ("integer", "an integer"), float: ("number", "a number")}
+_SIMPLE |= {str: ("string", "text"), bool: ("boolean", "true or false"), type(None): ("null", "null")}
 _LARGEST = 2**200  # no count is larger; one above 2**1024 is no float, in which shares and units are computed
 _REMEDY = "give what `--format json` or `bertscope.to_json` wrote"
 
@@ -42,10 +41,8 @@ def report_classes() -> dict[str, tuple[type, ...]]:
 
 def schemas() -> SchemasReport:
     """Return the report that lists all kinds, each with one sentence."""
-    return SchemasReport(rows=tuple(
-        SchemaRow(report=kind, classes=tuple(item.__name__ for item in classes), description=_sentence(classes[0]))
-        for kind, classes in report_classes().items()
-    ))  # fmt: skip
+    texts = ((kind, tuple(item.__name__ for item in of), _sentence(of[0])) for kind, of in report_classes().items())
+    return SchemasReport(rows=tuple(SchemaRow(report=kind, classes=of, description=text) for kind, of, text in texts))
 
 
 def schema(kind: str) -> dict[str, Any]:

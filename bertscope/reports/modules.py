@@ -61,8 +61,8 @@ class CountRow(ParamsRow):
 
 def sum_of_rows(path: str, rows: Sequence[CountRow]) -> CountRow:
     """Return a row of this path with the sums of the others, which are its parts."""
-    sums = {name: sum(getattr(row, name) for row in rows)
-            for name in ("each_params", "params", "distinct_params", "trainable_params", "bytes", "share")}  # fmt: skip
+    names = ("each_params", "params", "distinct_params", "trainable_params", "bytes", "share")
+    sums = {name: sum(getattr(row, name) for row in rows) for name in names}
     parts = tuple(replace(row, name="(own)" if row.path == path else row.path.rpartition(".")[2]) for row in rows)
     return CountRow(name=path, path=path, type="", shapes=(), copies=1, parts=parts, **sums)
 

@@ -216,10 +216,9 @@ def table_text(
     is_tree = len(groups) == 1 or any(map(_stem, first[0].texts))
     tables = []
     for group in groups:
-        lines = [(number, is_bold) for number, is_bold in enumerate(is_strong, 1)
-                 if is_tree or any(cells.texts[number].strip("- ") for cells in group)]  # fmt: skip
-        if lines or group is groups[0]:
-            tables.append(_drawn([*first, *group], [(0, True), *lines], target))
+        full = [n for n in range(1, len(rows) + 1) if is_tree or any(cells.texts[n].strip("- ") for cells in group)]
+        if full or group is groups[0]:
+            tables.append(_drawn([*first, *group], [(0, True), *((n, is_strong[n - 1]) for n in full)], target))
     return stacked(*tables)
 
 
@@ -292,11 +291,9 @@ def _lines(columns: Sequence[_Cells], number: int, gap: str, target: Target) -> 
         lines, name = _broken(name, target.width - 1 if target.width else 0), _stem(name).rstrip()
     parts = [wrapped(cells.texts[number], Target(cells.width)).splitlines() for cells in rest]
     for texts in zip_longest([name], *parts, fillvalue=""):
-        padded = [cells.padded(text) for cells, text in zip(columns, texts, strict=True)]
-        if target.color and number:
-            padded = [verdict_cell(text) if cells.column.is_verdict else text
-                      for cells, text in zip(columns, padded, strict=True)]  # fmt: skip
-        lines.append(gap.join(padded))
+        paint = verdict_cell if target.color and number else str
+        pairs = zip(columns, texts, strict=True)
+        lines.append(gap.join((paint if cells.column.is_verdict else str)(cells.padded(text)) for cells, text in pairs))
     return lines
 
 

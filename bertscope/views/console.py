@@ -196,11 +196,11 @@ def progress_bar() -> Any:
     console = Console(stderr=True, markup=False, highlight=False)
     bar_width = 20 if console.width >= 100 else 10
     words = Column(no_wrap=True, overflow="ellipsis", width=max(min(console.width - bar_width - 26, 60), 10))
-    columns = (TextColumn("{task.description}", markup=False, table_column=words), BarColumn(bar_width),
-               MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())  # fmt: skip
+    columns = TextColumn("{task.description}", markup=False, table_column=words), BarColumn(bar_width)
+    numbers = MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     # The speed is the mean since the start: a stage may take minutes.
-    return Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False,
-                    speed_estimate_period=1e9)  # fmt: skip
+    options: Any = {"redirect_stdout": False, "redirect_stderr": False, "speed_estimate_period": 1e9}
+    return Progress(*columns, *numbers, console=console, transient=True, **options)
 
 
 # ---- the colours of the charts: one for each meaning, for light and for dark pages ----
@@ -235,6 +235,5 @@ def variable(kind: str, name: str) -> str:
 
 def declarations(mode: int) -> str:
     """Return the variables of all colours: of light pages (0) or of dark ones (1)."""
-    named = [("part", PARTS), ("role", ROLES)]
-    return " ".join(f"{variable(kind, name)[4:-1]}: {both[mode]};" for kind, colors in named
-                    for name, both in colors.items())  # fmt: skip
+    named = [*(("part", *item) for item in PARTS.items()), *(("role", *item) for item in ROLES.items())]
+    return " ".join(f"{variable(kind, name)[4:-1]}: {both[mode]};" for kind, name, both in named)

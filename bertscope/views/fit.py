@@ -163,11 +163,8 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
         yield "Not counted: buffers of NCCL."
     if report.subject.lora and any(one.checkpointing != NONE for one in report.rows):
         yield step.LORA_NOTE
-    if (
-        report.gpu and report.subject.attention == "sdpa"
-        and any(BF16.name in one.precision for one in report.rows)
-        and sdpa_kernel(report.gpu, BF16.name) == "math"
-    ):  # fmt: skip
+    is_math = report.gpu and report.subject.attention == "sdpa" and sdpa_kernel(report.gpu, BF16.name) == "math"
+    if report.gpu and is_math and any(BF16.name in one.precision for one in report.rows):
         yield (
             f"{report.gpu.name} has no fused attention kernel for {BF16.name}, so attention saves its scores; "
             f"{FP16.name} has one."
@@ -232,10 +229,10 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
     """Return the answers, such as `Largest batch: 8 on t4, 64 on a10`, as many as a line has room for."""
     first, pairs = reports[0], [(_answering_row(report), report.gpu.name if report.gpu else "") for report in reports]
     batch = first.batch_total or first.asked_batch
-    cheapest = [min(report.rows, key=attrgetter("epoch_cost")) for report in reports]
-    if isfinite(cheapest[0].epoch_cost):
-        costs = [f"{name}, {step.money_text(row.cost.time)}"
-                 for row, (_, name) in zip(cheapest, pairs, strict=True) if isfinite(row.epoch_cost)]  # fmt: skip
+    least = (min(report.rows, key=attrgetter("epoch_cost")) for report in reports)
+    cheapest = [(row, name) for row, (_, name) in zip(least, pairs, strict=True)]
+    if isfinite(cheapest[0][0].epoch_cost):
+        costs = [f"{name}, {step.money_text(row.cost.time)}" for row, name in cheapest if isfinite(row.epoch_cost)]
         return step.line_of(f"Cheapest epoch: {costs[0]}", *((f"; {text}", -n) for n, text in enumerate(costs[1:], 1)))
     if batch:
         names: dict[str, list[str]] = {YES: [], UNCERTAIN: [], NO: []}
@@ -279,8 +276,8 @@ VIEW = View(
 # ---- the lengths of a data set ----
 
 
-_BATCHINGS = {"tokens": "sorted by length, padded", "grouped": "grouped by length", "fixed": "fixed padding",
-              "dynamic": "dynamic padding", "unpadded": "unpadded", "packed": "packed"}  # fmt: skip
+_BATCHINGS = {"tokens": "sorted by length, padded", "grouped": "grouped by length", "fixed": "fixed padding"}
+_BATCHINGS |= {"dynamic": "dynamic padding", "unpadded": "unpadded", "packed": "packed"}
 
 
 def _size(row: LengthsRow) -> str:

@@ -104,9 +104,8 @@ def _tip(report: MemoryReport) -> str:
     """Return the next step: a plan for a step that does not fit, the largest batch on a GPU for another one."""
     batch, answers = report.run.batch, {row.answer for row in report.variants}
     if any(row.measured for row in report.variants):
-        return "" if report.inputs_given else step.next_command(
-            report, "profile", "draw the memory of the step", "report.plot()", timeline="step.html"
-        )  # fmt: skip
+        call = ("profile", "draw the memory of the step", "report.plot()")
+        return "" if report.inputs_given else step.next_command(report, *call, timeline="step.html")
     if report.inputs_given or report.run.compile:
         return ""
     largest = {"batch": None, "checkpointing": None, "rank": None}
@@ -293,10 +292,10 @@ def variants_table(report: MemoryReport, *, is_verbose: bool = True) -> Table:
         names = [f"{name} ({how})" for name, how in zip(names, obtained, strict=True)]
     left_out = {"peak in"} | ({"saved for backward"} if report.run.mode == INFERENCE else set())  # notes have the place
     groups = _part_groups(report, 0 if is_verbose else _SMALL)
-    shown = [column for column in shown_columns(columns(report, groups), report.variants)
-             if column.title not in left_out and (is_verbose or column.detail < step.VERBOSE)]  # fmt: skip
-    cells = [Column(name, methodcaller("text", variant), right=True)
-             for name, variant in zip(names, report.variants, strict=True)]  # fmt: skip
+    shown = [column for column in columns(report, groups) if column.title not in left_out]
+    shown = [column for column in shown_columns(shown, report.variants) if is_verbose or column.detail < step.VERBOSE]
+    pairs = zip(names, report.variants, strict=True)
+    cells = [Column(name, methodcaller("text", variant), right=True) for name, variant in pairs]
     return Table([Column(first, attrgetter("title")), *cells], shown, lambda line: line.title == step.PEAK)
 
 
@@ -318,8 +317,8 @@ def _error_text(variant: Variant) -> str:
 
 def saved_table(report: MemoryReport) -> Table:
     """Return each kind of tensor that a variant saves, and its bytes in each variant; the most bytes first."""
-    tables = [{(row.path, row.operator, row.shape): row for row in (variant.memory.saved if variant.memory else ())}
-              for variant in report.variants]  # fmt: skip
+    saved = [variant.memory.saved if variant.memory else () for variant in report.variants]
+    tables = [{(row.path, row.operator, row.shape): row for row in rows} for rows in saved]
     rows = []
     for key in dict.fromkeys(key for table in tables for key in table):
         cells = [table.get(key) for table in tables]
@@ -330,8 +329,7 @@ def saved_table(report: MemoryReport) -> Table:
         Column("each", lambda row: f"{shape_text(row.shape)} {row.dtype}" if row.dtype else "", is_wide=3),
         number("tensors", "tensors", is_wide=1, csv=()),
     ]
-    sizes = [Column(name, bytes_text, right=True).of(itemgetter(column))
-             for column, (name, _) in enumerate(_named(report), 1)]  # fmt: skip
+    sizes = [Column(name, bytes_text, right=True).of(itemgetter(n)) for n, (name, _) in enumerate(_named(report), 1)]
     columns = [*(column.of(itemgetter(0)) for column in names), *sizes]
     return Table(columns, sorted(rows, key=lambda row: -max(row[1:])), fits_line=True)
 
@@ -410,17 +408,19 @@ def _traffic_table(report: MemoryReport, *, by_module: bool) -> Table:
             name = f"{row.collective} {in_phase(row.phase)}{path}, {count_text(row.ranks)} ranks"
             cells = sums.setdefault(name, [Counter() for _ in report.variants])
             cells[number_of_variant].update(calls=row.calls, full_bytes=row.full_bytes, sent_bytes=row.sent_bytes)
-    rows = [{"name": name, "any": next(filter(None, cells)), **{str(place): cell for place, cell in enumerate(cells)}}
-            for name, cells in sums.items()]  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for name, cells in sums.items():
+        rows.append({"name": name, "any": next(filter(None, cells)), **{str(n): cell for n, cell in enumerate(cells)}})
     sent = {f"sent: {step.variant_name(variant)}": str(place) for place, variant in enumerate(report.variants)}
     if all(len({cell["sent_bytes"] for cell in cells}) == 1 for cells in sums.values()):
         sent = {"a rank sends": "any"}
-    return Table([
+    columns = [
         attribute("between ranks, per step", "name"),
         number("calls", "any.calls"),
         number("full tensors", "any.full_bytes", bytes_text, is_wide=True),
         *(number(title, f"{key}.sent_bytes", bytes_text) for title, key in sent.items()),
-    ], rows)  # fmt: skip
+    ]
+    return Table(columns, rows)
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
@@ -430,7 +430,7 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 def ranks_table(report: MemoryReport) -> Table:
     """Return the real ranks; without any a table without rows."""
     rows = [{"variant": variant, "row": row} for variant in report.variants for row in variant.rank_rows]
-    return Table([
+    columns = [
         attribute("variant", "variant", text=step.variant_name, shown=len(report.variants) > 1),
         attribute("rank", "row.ranks", text=_ranks_text),
         number("between steps", "row.state_bytes", bytes_text),
@@ -438,7 +438,8 @@ def ranks_table(report: MemoryReport) -> Table:
         *step.cost_columns("row.cost"),
         number("sends per step", "row.sent_bytes", bytes_text),
         number("step", "row.step_seconds", median_text),
-    ], rows)  # fmt: skip
+    ]
+    return Table(columns, rows)
 
 
 # ---- several models ----
@@ -446,18 +447,18 @@ def ranks_table(report: MemoryReport) -> Table:
 
 def _compared_table(report: MemoryReport) -> Table:
     name = step.strategy_names(map(step.variant_name, report.variants))
-    strategy = Column("checkpointing", lambda row: name(step.variant_name(row)), values("checkpointing", "reentrant"),
-                      detail=len(report.variants) == 1)  # fmt: skip
+    csv, is_one = values("checkpointing", "reentrant"), len(report.variants) == 1
+    strategy = Column("checkpointing", lambda row: name(step.variant_name(row)), csv, detail=is_one)
     costs = columns(report, [[part] for part in PARTS])
-    return Table([strategy, *(column for column in costs if not column.title.startswith(("  ", "estimated")))],
-                 report.variants)  # fmt: skip
+    shown = [column for column in costs if not column.title.startswith(("  ", "estimated"))]
+    return Table([strategy, *shown], report.variants)
 
 
 def _compared_answer(reports: Sequence[MemoryReport]) -> str:
     gpu, many = reports[0].gpu, len(reports)
     size = attrgetter("gpu_bytes" if gpu else "peak_bytes")
-    lowest = {one_line(report.subject.name, limit=24): min((memory.cost for _, memory in _known(report)), key=size)
-              for report in reports if _known(report)}  # fmt: skip
+    known = {one_line(report.subject.name, limit=24): _known(report) for report in reports}
+    lowest = {name: min((memory.cost for _, memory in rows), key=size) for name, rows in known.items() if rows}
     costs = sorted(lowest.items(), key=lambda item: size(item[1]))
     if not costs:
         return "Nothing was measured."

@@ -48,10 +48,10 @@ def _is_root(row: Any) -> bool:
     return not row.depth
 
 
-def _in_out(**options: Any) -> list[Column]:
-    """Return the columns of the shapes and dtypes that go into each module, if there is room, and come out."""
-    return [attribute("in", "inputs", text=tensors_text, as_text="inputs", is_wide=True, **options),
-            attribute("out", "outputs", text=tensors_text, as_text="outputs", **options)]  # fmt: skip
+def _in_out(**options: Any) -> Iterator[Column]:
+    """Yield the columns of the shapes and dtypes that go into each module, if there is room, and come out."""
+    yield attribute("in", "inputs", text=tensors_text, as_text="inputs", is_wide=True, **options)
+    yield attribute("out", "outputs", text=tensors_text, as_text="outputs", **options)
 
 
 def _per_layer(**options: Any) -> Column:
@@ -131,8 +131,10 @@ def _pivot(reports: Sequence[CountReport]) -> Table | None:
     if reports[0].by != "group":
         return None
     names = dict.fromkeys(row.name for report in reports for row in report.rows)
-    groups = [{"group": name, **{str(n): sum(row.params for row in report.rows if row.name == name)
-                                 for n, report in enumerate(reports)}} for name in names]  # fmt: skip
+    groups = []
+    for name in names:
+        params = (sum(row.params for row in report.rows if row.name == name) for report in reports)
+        groups.append({"group": name, **{str(n): size for n, size in enumerate(params)}})
     for name, total in (("sum over layers", "layer_params"), ("unique parameters", "distinct_params")):
         groups.append({"group": name, **{str(n): getattr(report.totals, total) for n, report in enumerate(reports)}})
     models = (number(one_line(report.subject.name, limit=40), str(n), _some) for n, report in enumerate(reports))
@@ -337,8 +339,8 @@ def _sweep(report: FlopsReport) -> list[Column]:
 
 
 def _flops_notes(reports: Sequence[FlopsReport]) -> list[str]:
-    notes = [f"{report.subject.name}: not counted: {', '.join(report.unknown_operators)}"
-             for report in reports if report.unknown_operators]  # fmt: skip
+    unknown = ((report.subject.name, report.unknown_operators) for report in reports)
+    notes = [f"{name}: not counted: {', '.join(operators)}" for name, operators in unknown if operators]
     how = "FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch"
     return [*notes, f"{reports[0].mode}; {how}"]
 

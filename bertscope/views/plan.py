@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
-from itertools import chain
 from textwrap import wrap
 from types import SimpleNamespace
 from typing import Any
@@ -77,8 +76,8 @@ def _saved_words(lists: Sequence[PlanList]) -> str:
         for product in item.saved:
             counts[product] += len(item.recomputed)
     layers = sum(len(item.recomputed) for item in lists)
-    by_count = {count: _joined(product for product, item in counts.items() if item == count)
-                for count in sorted(counts.values(), reverse=True)}  # fmt: skip
+    sizes = sorted(counts.values(), reverse=True)
+    by_count = {size: _joined(product for product, item in counts.items() if item == size) for size in sizes}
     whole, not_all = by_count.pop(layers, ""), _joined(product for product, item in counts.items() if item < layers)
     if list(counts.values()).count(layers) > max(len(counts) // 2, _MOST_NAMED - 1):
         whole = f"all products but {not_all}" if not_all else "all products"
@@ -146,10 +145,10 @@ def _changed(row: PlanRow) -> str:
 
 
 def _options(settings: dict[str, Any]) -> str:
-    table = rows(RunConfig)
-    options = (option_words(table[name], value) if name in table else [f"--{name}", str(value)]
-             for name, value in settings.items())  # fmt: skip
-    return shlex.join(chain.from_iterable(options))
+    table, words = rows(RunConfig), list[str]()
+    for name, value in settings.items():
+        words += option_words(table[name], value) if name in table else [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 def _settings(report: PlanReport) -> str:

@@ -124,9 +124,9 @@ def cost_columns(
 
     On a GPU the peak is left out where a line has no room for it.
     """
-    return [replace(column.of(of, missing), shown=column.title not in without,
-                    is_wide=2 * (bool(has_gpu) and column.title == PEAK),
-                    title=titles.get(column.title, column.title)) for column in COST_COLUMNS]  # fmt: skip
+    columns = [replace(column.of(of, missing), shown=column.title not in without) for column in COST_COLUMNS]
+    columns[0] = replace(columns[0], is_wide=2 * bool(has_gpu))
+    return [replace(column, title=titles.get(column.title, column.title)) for column in columns]
 
 
 def phase_columns(rows: Sequence[Any], of: str | Read, indent: str = "") -> list[Column]:
@@ -136,8 +136,8 @@ def phase_columns(rows: Sequence[Any], of: str | Read, indent: str = "") -> list
         return next((bytes_text(phase.peak_bytes) for phase in phases if phase.phase == name), "")
 
     names = dict.fromkeys(phase.phase for row in rows for phase in reader(of)(row) or ())
-    return [Column(f"{indent}{in_phase(name)}", partial(size, name), right=True, detail=VERBOSE).of(of)
-            for name in names]  # fmt: skip
+    wide: Any = {"right": True, "detail": VERBOSE}
+    return [Column(f"{indent}{in_phase(name)}", partial(size, name), **wide).of(of) for name in names]
 
 
 def parts_csv(of: str = "cost.peak") -> Column:
@@ -317,8 +317,8 @@ def strategy_names(strategies: Iterable[str]) -> Callable[[str], str]:
     """
     short = {text: one_line(re.sub(r"(?<=[:;])[^:;=]*=", "", text), limit=34) for text in strategies}
     equal = {name: [text for text in short if short[text] == name] for name in short.values()}
-    numbered = {text: f"{short[text]} ({number})" for texts in equal.values() if len(texts) > 1
-                for number, text in enumerate(texts, 1)}  # fmt: skip
+    several = (texts for texts in equal.values() if len(texts) > 1)
+    numbered = {text: f"{short[text]} ({number})" for texts in several for number, text in enumerate(texts, 1)}
     names = short | numbered
     return lambda text: names.get(text, text)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import accumulate, groupby, pairwise
 from operator import attrgetter, itemgetter
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from bertscope.errors import MissingExtraError, SelectionError, install_command
@@ -196,16 +195,16 @@ def _draw(axes: Any, panel: Panel, picture: Pictured) -> None:
     axes.set_xlabel("in the order of allocations (not time)")
 
     def label(text: str, at: tuple[float, float], shift: tuple[int, int], **options: Any) -> None:
-        axes.annotate(text, at, xytext=shift, textcoords="offset points", ha="right" if shift[0] < 0 else "left",
-                      **options)  # fmt: skip
+        align = "right" if shift[0] < 0 else "left"
+        axes.annotate(text, at, xytext=shift, textcoords="offset points", ha=align, **options)
 
     for mark in panel.marks:
         if mark.start:
             axes.axvline(mark.start, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
         over_lines = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}  # of short phases
-        label(f"{mark.phase}\n{mark.peak_text}", (mark.end + 1 if mark.at_end else mark.start, 1),
-              (-4 if mark.at_end else 4, -2 - 26 * mark.row), xycoords=("data", "axes fraction"), va="top", fontsize=9,
-              bbox=over_lines)  # fmt: skip
+        at, shift = (mark.end + 1 if mark.at_end else mark.start, 1), (-4 if mark.at_end else 4, -2 - 26 * mark.row)
+        above: Any = {"xycoords": ("data", "axes fraction"), "va": "top", "fontsize": 9, "bbox": over_lines}
+        label(f"{mark.phase}\n{mark.peak_text}", at, shift, **above)
     peak = panel.peak_index + 0.5, panel.samples[panel.peak_index].parts.total / picture.unit_bytes
     axes.plot([peak[0]], [peak[1]], "o", color="black", markersize=5)
     is_near_end = panel.peak_index > 0.6 * (len(panel.samples) - 1)  # there is no room to the right
@@ -261,9 +260,10 @@ def html(report: MemoryReport) -> str:
 def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str, Any]:
     """Return what a page shows: a chart for each variant, and the peaks as a table, if wanted with their parts."""
     picture, run = pictured(report), run_text(report.run, inputs_given=report.inputs_given)
-    obtained = {variant.memory.obtained for variant in report.variants if variant.memory}
-    peaks = [{"variant": variant, "phase": phase, "is_highest": phase == variant.memory.peak}
-             for variant in report.variants if variant.memory for phase in variant.memory.phases]  # fmt: skip
+    known = [(variant, memory) for variant in report.variants if (memory := variant.memory)]
+    obtained = {memory.obtained for _, memory in known}
+    rows = ((variant, phase, phase == memory.peak) for variant, memory in known for phase in memory.phases)
+    peaks = [{"variant": variant, "phase": phase, "is_highest": is_highest} for variant, phase, is_highest in rows]
     columns = [
         Column("checkpointing", variant_name).of("variant"),
         attribute("obtained", "variant.memory.obtained", csv=(), shown=len(obtained) > 1),
@@ -342,8 +342,9 @@ def csv(report: MemoryReport) -> str:
     """Return one record for each sample of each variant, in bytes."""
     sizes = {f"{part}_bytes": reader(f"sample.parts.{part}") for part in (*COLORS, "total")}
     columns = [csv_only(values("variant", "obtained", "index") | values("phase", of="sample") | sizes)]
-    return csv_text(columns, [
-        SimpleNamespace(variant=variant_name(variant), obtained=variant.memory.obtained, index=index, sample=sample)
-        for variant in report.variants if variant.memory is not None
-        for index, sample in enumerate(variant.memory.timeline)
-    ])  # fmt: skip
+    rows = []
+    for variant in report.variants:
+        about = {"variant": variant_name(variant), "obtained": variant.memory and variant.memory.obtained}
+        for index, sample in enumerate(variant.memory.timeline if variant.memory else ()):
+            rows.append({**about, "index": index, "sample": sample})
+    return csv_text(columns, rows)

@@ -86,7 +86,7 @@ def _is_wrong(finding: Finding) -> bool:
 def _findings(report: CheckReport, target: Target | None) -> list[Table]:
     columns = [
         attribute("", "status", text={"passed": "ok", "failed": "FAILED", "error": "ERROR"}.__getitem__),
-        Column("model", lambda finding: one_line(finding.model, limit=120), values("model")),
+        attribute("model", "model", text=partial(one_line, limit=120)),
         attribute("expectation", "key", text=one_line),
         attribute("expected", "expected", text=_value, right=True),
         attribute("got", "got", text=_value, right=True),
@@ -113,15 +113,15 @@ check = SimpleNamespace(
 # ---- lists ----
 
 
+_SIZES = values("hidden_size", "num_hidden_layers")
 _PRESET = (
     number("parameters", "distinct_params"),
-    Column("width x layers", lambda row: f"{row.hidden_size} x {row.num_hidden_layers}",
-           values("hidden_size", "num_hidden_layers"), right=True),
+    Column("width x layers", "{0.hidden_size} x {0.num_hidden_layers}".format, _SIZES, right=True),
     attribute("family", "family"),
     attribute("needs", "requires", detail=True),
     number("sum over layers", "layer_params", detail=True),
     attribute("description", "description", detail=True),
-)  # fmt: skip
+)
 
 
 def _by_class(report: PresetsReport, target: Target | None) -> list[Table]:

@@ -189,12 +189,10 @@ class View(Record):
 
     def notebook(self, report: Any) -> str:
         """Return the report as HTML for a notebook."""
-        return filled(
-            "notebook.html", title=self.title(report), answer=self.answer(report),
-            settings=_whole(self.settings(report)),
-            tables=self.tables_of(report, None), facts=list(self.lines(report, None)),
-            notes=sectioned(self.notes(report, None)),
-        )  # fmt: skip
+        tables, facts = self.tables_of(report, None), list(self.lines(report, None))
+        about = {"title": self.title(report), "answer": self.answer(report), "settings": _whole(self.settings(report))}
+        notes = sectioned(self.notes(report, None))
+        return filled("notebook.html", **about, tables=tables, facts=facts, notes=notes)
 
     def badge(self, report: Any) -> str:
         """Return a badge as JSON of shields' endpoint (shields.io/badges/endpoint-badge)."""
@@ -211,8 +209,8 @@ class View(Record):
 def _below_each_other(report: Any, table_of: Callable[[Any], Table | None]) -> Table:
     how, reports = view_of(report.of).compared, report.reports
     tables = [(one, table) for one in reports if (table := table_of(one))]
-    columns = [replace(several[0].of("row"), shown=any(column.shown for column in several))
-               for several in zip(*(table.columns for _, table in tables), strict=False)]  # fmt: skip
+    alike = zip(*(table.columns for _, table in tables), strict=False)
+    columns = [replace(several[0].of("row"), shown=any(column.shown for column in several)) for several in alike]
     rows = [{"report": one, "row": row} for one, table in tables for row in table.rows]
     subject = how.subject(reports)
     return Table([*subject, *columns], rows, names=len(subject) + how.names)

@@ -188,8 +188,8 @@ def _answer(report: WhyReport) -> str:
 
 
 def _settings(report: WhyReport) -> str:
-    phases = {"forward": "in a forward pass", "backward": "in a backward pass", "optimizer": "in the optimizer step",
-              "load": "while the model is loaded"}  # fmt: skip
+    phases = {"forward": "in a forward pass", "backward": "in a backward pass", "optimizer": "in the optimizer step"}
+    phases["load"] = "while the model is loaded"
     line = f"at {report.line.removesuffix(' (<module>)')}" if report.line else ""
     when = f"{phases.get(report.phase, '')} {line}".strip()
     held = bytes_text(report.allocated_bytes)
@@ -211,11 +211,12 @@ def _tables(report: WhyReport, target: Target | None) -> list[Table]:
     """Return what is on the GPU, whose rows add up to its memory, and the lines of code that allocated the tensors."""
     needed = sum(part.estimated_bytes or 0 for part in report.parts) or None
     rows: list[dict[str, Any]] = [{"name": "tensors", "size": report.allocated_bytes, "estimate": needed}]
-    rows += ({"name": f"  {part_name(part.part)}", "size": part.held_bytes or None, "blocks": part.blocks or None,
-              "estimate": part.estimated_bytes or None} for part in report.parts)  # fmt: skip
+    for part in report.parts:
+        sizes = {"size": part.held_bytes, "blocks": part.blocks, "estimate": part.estimated_bytes}
+        rows.append({"name": f"  {part_name(part.part)}", **{name: size for name, size in sizes.items() if size}})
     unused = max((report.reserved_bytes or 0) - report.allocated_bytes, 0)
-    around = {"reserved but unused": unused, "outside PyTorch": report.outside_bytes, "free": report.free_bytes,
-              "other processes": report.other_bytes, "total": report.total_bytes}  # fmt: skip
+    around = {"reserved but unused": unused, "outside PyTorch": report.outside_bytes}
+    around |= {"other processes": report.other_bytes, "free": report.free_bytes, "total": report.total_bytes}
     whole = report.total_bytes or max(report.reserved_bytes or 0, report.allocated_bytes, 1)
     rows += [{"name": name, "size": size} for name, size in around.items() if size]
     memory = [

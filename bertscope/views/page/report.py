@@ -259,15 +259,15 @@ def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
 
 def _differences(diff: DiffReport) -> dict[str, Any]:
     a, b = diff.a, diff.b
-    same = {"architecture": (a.architecture, b.architecture), "attention": (a.attention, b.attention),
-            "lora": (a.lora, b.lora)}  # fmt: skip
-    options = [f"--{name} {shlex.quote(one)}" for name, (one, other) in same.items() if one and one == other]
-    names = f"{shlex.quote(a.name)} {shlex.quote(b.name)}"
+    names = ("architecture", "attention", "lora")
+    same = {name: one for name in names if (one := getattr(a, name)) == getattr(b, name)}
+    options = [f"--{name} {shlex.quote(one)}" for name, one in same.items() if one]
+    command = "bertscope diff", shlex.quote(a.name), shlex.quote(b.name), f"--batch {diff.batch} --seq {diff.seq}"
     return {
         "sides": [f"{key}: {side.name} ({side.architecture})" for key, side in (("a", a), ("b", b))],
         "tables": [table for table in diff_parts(diff) if table.rows],
         "notes": diff_notes(diff),
-        "commands": [" ".join([f"bertscope diff {names} --batch {diff.batch} --seq {diff.seq}", *options])],
+        "commands": [" ".join([*command, *options])],
     }
 
 
@@ -281,8 +281,8 @@ def _numbers_first(table: Table) -> Table:
 def _flops(model: ModelPart) -> dict[str, Any]:
     flops, training, lines = model.flops, model.training, [*flops_view.lines(model.flops, None)]
     lines.append(("training step", f"{count_text(training.rows[0].total.matmul_flops)} FLOPs"))
-    lines += [(f"as {item.name} counts", f"{count_text(item.value)} {item.unit} ({item.how}; {item.source})")
-              for item in flops.conventions]  # fmt: skip
+    for item in flops.conventions:
+        lines.append((f"as {item.name} counts", f"{count_text(item.value)} {item.unit} ({item.how}; {item.source})"))
     lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=attrgetter("seq")))
     bars = flops_bars(flops)
     columns = [
