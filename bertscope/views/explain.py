@@ -175,8 +175,11 @@ def _sum(item: Sum, report: ExplainReport) -> str:
 
 def _columns() -> list[Column]:
     def formula(title: str, name: str) -> Column:
+        def value(step: Step) -> int:
+            return getattr(getattr(step, name), "value", 0)
+
         column = attribute(title, name, text=_formula, missing="0")
-        return replace(column, csv={f"{name}_formula": reader(f"{name}.symbols"), name: reader(f"{name}.value")})
+        return replace(column, csv={f"{name}_formula": reader(f"{name}.symbols"), name: value})
 
     return [
         number("#", "number", str),

@@ -178,9 +178,16 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
 
 
 def _compared_notes(reports: Sequence[FitReport]) -> Iterator[str]:
-    yield from common_notes((report.gpu.name if report.gpu else "", [*notes(report)]) for report in reports)
+    common = common_notes((report.gpu.name if report.gpu else "", [*notes(report)]) for report in reports)
+    names = tuple(f"{report.gpu.name}: " for report in reports if report.gpu)
+    yield from (note for note in common if not note.startswith(names))
     if isfinite(reports[0].rows[0].epoch_cost):
         yield "Costs are hours by your prices. Where ranges overlap, another order is possible."
+    for report in reports:
+        low, high = report.rows[0].cost.context.low_bytes, report.rows[0].cost.context.high_bytes
+        if report.gpu:
+            source = f"; {report.gpu.calibration}" if report.gpu.calibration else ""
+            yield f"{report.gpu.name}: CUDA context of {step.range_text(low, high)}{source}."
 
 
 def _gpu_notes(report: FitReport) -> Iterator[str]:
