@@ -139,8 +139,9 @@ class Timing(Record):
         middle = median(seconds or [0.0])
         rates = [None if amount is None else amount / middle if middle else 0.0 for amount in (tokens, self.flops)]
         tokens_rate, flops_rate = (None, None) if tokens is None else rates
-        values = {"tokens_per_second": tokens_rate, "flops_per_second": flops_rate, "is_in_turn": is_in_turn}
-        return replace(self, step_seconds=tuple(seconds), median_seconds=middle, **values)
+        values: dict[str, Any] = {"tokens_per_second": tokens_rate, "flops_per_second": flops_rate}
+        values |= {"step_seconds": tuple(seconds), "median_seconds": middle, "is_in_turn": is_in_turn}
+        return replace(self, **values)
 
 
 class ProcessMemory(Record):

@@ -24,8 +24,9 @@ _OF_A_RUN = ("memory", "fit", "lengths")  # kinds whose numbers depend on the im
 
 def title(report: Any) -> str:
     """Return `bert-large-zh: BertModel, sdpa attention, as in transformers 4.43.4` for a report with a `subject`."""
-    name = report.subject.name
-    return f"{one_line(name, limit=120)}: " * (name != report.subject.architecture) + subtitle(report)
+    subject: Subject = report.subject
+    text = subtitle(report)
+    return text if subject.name == subject.architecture else f"{one_line(subject.name, limit=120)}: {text}"
 
 
 def subtitle(report: Any) -> str:

@@ -250,11 +250,6 @@ def _sum_text(group: Sequence[str], peak: PhasePeak) -> str:
     return bytes_text(total) if total else ""
 
 
-def median_text(seconds: Sequence[float]) -> str:
-    """Return the median time of steps; nothing without any."""
-    return f"{median(seconds):.3f} s" if seconds else ""
-
-
 def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[Column]:
     """Return the columns of a report's variants: the parts at the peak, the cost, and what `profile` measured."""
     variants = report.variants
@@ -274,7 +269,8 @@ def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[
         measured("process: one step", "process", lambda process: (
             f"+{bytes_text(process.high_water_bytes - process.resident_before_bytes)}"), detail=step.VERBOSE),
         measured("process: full run", "process.run_high_water_bytes", bytes_text, detail=step.VERBOSE),
-        measured(f"step, median of {steps}", "timing.step_seconds", median_text),
+        measured(f"step, median of {steps}", "timing", lambda timing: (
+            f"{timing.median_seconds:.3f} s" if timing.step_seconds else "")),
         measured("  slowest - fastest", "timing.step_seconds", lambda seconds: (
             f"{max(seconds) - min(seconds):.3f} s" if len(seconds) > 1 else "")),
         measured("tokens per second", "timing.tokens_per_second", "{:,.0f}".format, detail=step.VERBOSE),
@@ -437,7 +433,7 @@ def ranks_table(report: MemoryReport) -> Table:
         *step.phase_columns(rows, "row.phases"),
         *step.cost_columns("row.cost"),
         number("sends per step", "row.sent_bytes", bytes_text),
-        number("step", "row.step_seconds", median_text),
+        number("step", "row.step_seconds", lambda seconds: f"{median(seconds):.3f} s" if seconds else ""),
     ]
     return Table(columns, rows)
 
