@@ -33,7 +33,13 @@ from bertscope.settings.rows import NO_PERMIT, CodeName, is_code
 from bertscope.settings.training import loss_parts
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, base_of, read_adapter
 from bertscope.sources.bert import BertSource, configured, near_presets, preset_paths, presets_by_alias, read_preset
-from bertscope.sources.model_source import FactorySource, GivenModule, ModelSource, SourceOptions
+from bertscope.sources.model_source import (
+    FactorySource,
+    GivenModule,
+    ModelSource,
+    SourceOptions,
+    built_for_counting,
+)
 from bertscope.sources.transformers_models import TransformersSource
 
 if TYPE_CHECKING:
@@ -380,7 +386,48 @@ def _read(location: _Place, is_base: bool) -> ModelSource:
             return _find(str(beside.path) if beside.exists else model, download=False, is_base=True)
 
         return read_adapter(entries, path, base_of(entries, path, base), _of_transformers)
-    return configured(entries, path, name)
+    source = configured(entries, path, name)
+    if location.config and not location.is_folder:
+        _check_tensors(source, location)
+    return source
+
+
+def _check_tensors(source: ModelSource, location: _Place) -> None:
+    """Raise SelectionError if a file of weights contradicts the configuration next to it, which a model is built from.
+
+    It does without any tensor of the model, and with another shape of one. Its further tensors may belong to a head.
+    """
+    from bertscope.checkpoints.reading import read_checkpoint
+    from bertscope.model.bert import modern_name, own_name
+
+    try:
+        stored = read_checkpoint(location.path)
+    except SourceError:  # `count` says what is wrong with the file; the configuration alone gives the model
+        return
+    if stored.format not in ("safetensors", "pytorch") or stored.unknown_packing or not stored.tensors:
+        return
+    built = built_for_counting(source)
+    state, base = built.state_dict(), str(getattr(built, "base_model_prefix", "bert"))
+    plain = [(modern_name(tensor.name), tensor) for tensor in stored.tensors if not tensor.packing]
+    fronts = {".".join(name.split(".")[:parts]) + "." for name, _ in plain[:1] for parts in (1, 2, 3)} | {""}
+    pairs: list[Any] = max(
+        ([(state.get(own_name(name.removeprefix(front), state, base)), tensor) for name, tensor in plain]
+         for front in sorted(fronts)),
+        key=lambda pairs: sum(expected is not None for expected, _ in pairs),
+    )  # fmt: skip
+    wrong = [
+        (tensor, expected) for expected, tensor in pairs if expected is not None and tensor.shape != expected.shape
+    ]
+    if not plain or (not wrong and any(expected is not None for expected, _ in pairs)):
+        return
+    what = f"it has none of that model's tensors, but {plain[0][1].name}"
+    if wrong:
+        tensor, expected = wrong[0]
+        what = f"{tensor.name} is {[*tensor.shape]} in it and {[*expected.shape]} in that model"
+    raise SelectionError(
+        f"{location.path} does not belong to {location.config}, a {source.architecture or source.family}: {what}; name "
+        f"the model itself, such as my.py:MyModel, or count the file's tensors: bertscope count {location.path}"
+    )
 
 
 def _of_transformers(source: ModelSource) -> ModelSource:

@@ -12,6 +12,7 @@ import transformers
 
 import bertscope
 from bertscope.checkpoints.reading import read_checkpoint, stored_report
+from bertscope.errors import SelectionError
 from bertscope.model import CLASSES
 from bertscope.sources.find import find
 from tests.conftest import kinds
@@ -154,3 +155,19 @@ def test_another_class_of_the_family_can_be_asked_for(cli, kept):
     assert data["subject"]["architecture"] == "RobertaForSequenceClassification"
     eager = cli("tree", kept("gpt2")[1], "--style", "torch", "--attention", "eager").out
     assert "GPT2Attention" in eager
+
+
+def test_a_file_of_weights_next_to_the_configuration_of_another_model_is_no_model(tmp_path, family, kept):
+    """Of another family none of its tensors are the model's; of another size their shapes are not."""
+    name, fields = FAMILIES[family]
+    folder = kept(family)[1]
+    assert find(folder / "model.safetensors").architecture == name
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    torch.save({"model": {"emb.table": torch.ones(4, 3)}, "epoch": 3}, tmp_path / "own.pt")
+    cls = getattr(transformers, name)
+    sizes = {key: 2 * value for key, value in fields.items() if key in ("hidden_size", "n_embd", "d_model")}
+    torch.save(cls(cls.config_class(**fields | sizes)).state_dict(), tmp_path / "wide.pt")
+    for file, why in (("own.pt", "it has none of that model's tensors, but emb.table"), ("wide.pt", "in that model")):
+        with pytest.raises(SelectionError, match=f"{file} does not belong to .*config.json.*{why}; name the"):
+            bertscope.estimate(tmp_path / file)
+        assert bertscope.count(tmp_path / file).stored.distinct_params > 0
