@@ -153,50 +153,23 @@ class MissingExtraError(BertscopeError):
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra, or several with commas: of pipx, of uv for a tool, or of pip.
+    """Return the command that adds an extra, or several with commas: of pip, or of the tool that made its environment.
 
-    pipx and uv write a file into a tool's environment; pipx adds packages by their names.
+    pipx and uv write a file into the environment of a tool.
     """
-    if (Path(sys.prefix) / "pipx_metadata.json").is_file():
-        names = [f"'{name}'" if "[" in name else name for name in _packages(extra)]
-        return " ".join(["pipx inject bertscope", *(names or [f"'bertscope[{extra}]'"])])
-    receipt = Path(sys.prefix) / "uv-receipt.toml"
-    if receipt.is_file():
-        return f"uv tool install '{_uv_requirement(receipt.read_text(errors='replace'), extra)}'"
-    return f"pip install 'bertscope[{extra}]'"
-
-
-def _uv_requirement(receipt: str, extra: str) -> str:
-    """Return bertscope, from the folder it was installed from, with its extras and `extra`: uv removes all others."""
-    entry = re.search(r'\{ name = "bertscope"([^}]*)\}', receipt)
-    attributes = entry[1] if entry else ""
-    folder = re.search(r'(?:directory|editable) = "([^"]*)"', attributes)
-    extras = re.search(r"extras = \[([^]]*)\]", attributes)
-    names = re.findall(r'"([^"]*)"', extras[1]) if extras else []
-    return f"{folder[1] if folder else 'bertscope'}[{','.join(sorted({*names, *extra.split(',')}))}]"
-
-
-def _packages(extra: str) -> list[str]:
-    """Return the packages of extras, as pip names them, from the installed bertscope's metadata."""
-    named = rf"extra == .({extra.replace(',', '|')}).$"
-    matches = (re.match(r"[\w.-]+(\[[\w,.-]+\])?", line) for line in _requirements() if re.search(named, line))
-    return [name[0] for name in matches if name]
-
-
-def _requirements() -> list[str]:
-    from importlib import metadata
-
-    try:
-        return metadata.requires("bertscope") or []
-    except metadata.PackageNotFoundError:  # run from its folder, without an installation
-        return []
+    tools = {"pipx_metadata.json": "pipx runpip bertscope install", "uv-receipt.toml": f"uv pip install -p {sys.prefix}"}
+    install = next((command for file, command in tools.items() if (Path(sys.prefix) / file).is_file()), "pip install")
+    return f"{install} 'bertscope[{extra}]'"
 
 
 def _missing() -> list[str]:
     """Return the packages that bertscope cannot run without and that are not installed, as pip takes them."""
     from importlib import metadata
 
-    required = [line for line in _requirements() if ";" not in line]
+    try:
+        required = [line for line in metadata.requires("bertscope") or () if ";" not in line]
+    except metadata.PackageNotFoundError:  # run from its folder, without an installation
+        return []
     return [line for line in required if not any(metadata.distributions(name=re.split(r"[^\w.-]", line)[0]))]
 
 

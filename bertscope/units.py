@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable
-from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -152,33 +151,7 @@ def visible_lines(text: str, *, color: bool = False) -> str:
 
 def json_text(data: Any) -> str:
     """Return indented JSON with escapes for unprintable characters; it parses to the same data."""
-    return _escaped(_indented(data, "\n"), "\n", as_json=True) + "\n"
-
-
-def _indented(data: Any, start: str) -> str:
-    """Return what json.dumps returns with indent=2, whose encoder is slow; `start` begins a line."""
-    inner = f"{start}  "
-    items = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ()
-    if _NESTED.isdisjoint(map(type, items)):
-        text = _encoder(f",{inner}").encode(data)
-        return f"{text[0]}{inner}{text[1:-1]}{start}{text[-1]}" if items else text
-    if isinstance(data, dict):
-        lines = [f"{_quoted(key)}: {_indented(item, inner)}" for key, item in data.items()]
-        return f"{{{inner}{f',{inner}'.join(lines)}{start}}}"
-    return f"[{inner}{f',{inner}'.join(_indented(item, inner) for item in data)}{start}]"
-
-
-_NESTED = frozenset({dict, list, tuple})
-
-
-@cache
-def _quoted(key: object) -> str:
-    return _encoder(",").encode(str(key))
-
-
-@cache
-def _encoder(separator: str) -> json.JSONEncoder:
-    return json.JSONEncoder(ensure_ascii=False, separators=(separator, ": "))
+    return _escaped(json.dumps(data, indent=2, ensure_ascii=False), "\n", as_json=True) + "\n"
 
 
 def html_text(text: str) -> str:
