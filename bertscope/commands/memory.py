@@ -187,7 +187,7 @@ def plan(call: CommandLine) -> int:
     source = call.source()
     with progress_shown():
         report = bertscope.plan(
-            call.about(source), batch=call.batch, batch_total=call.batch_total, may_change=call.may_change
+            call.about(source), batch=call.batch, batch_total=call.batch_total, may_change=call.may_change or ()
         )
     print_notes(report)
     if call.emit is None:

@@ -216,7 +216,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "plan.batch": _row("The micro-batch size. [default: 8]", kind=int, low=1, section="common", metavar="N", flag="-b"),
     "batch_total": _row("The batch size of an optimizer step; the micro-batch is chosen.", kind=int, low=1,
                         metavar="N"),
-    "may_change": _row("What else may change: lora, freeze, 8bit, precision, sgd.", "", metavar="NAME[,...]"),
+    "may_change": _row("What else may change: lora, freeze, 8bit, precision, sgd.", metavar="NAME[,...]"),
     "emit": _emit,
     "plan.plot": _row("Plot memory against recompute FLOPs of each plan (.svg).", kind=Path, metavar="FILE"),
     "file": _row("A snapshot (.pickle) or a log with the error message; - reads stdin. A snapshot is the file of "
@@ -297,8 +297,9 @@ def _parameter(name: str, row: Row, **changes: Any) -> inspect.Parameter:
     kind: Any = row.kind if not is_setting or (row.kind is bool and not row.or_file) else str
     if row.choices and not is_setting:
         kind = Literal[tuple(row.choices)]
-    kind = list[kind] if row.is_list else kind
-    default = None if is_setting or row.is_list else inspect.Parameter.empty if row.default is ... else row.default
+    is_list = row.is_list or "[," in str(properties["metavar"])  # of values with commas, also by an option for each
+    kind = list[kind] if is_list else kind
+    default = None if is_setting or is_list else inspect.Parameter.empty if row.default is ... else row.default
     info: Any = typer.Argument(**properties)
     if not row.is_argument:
         option = f"--{(row.option or name).replace('_', '-')}"

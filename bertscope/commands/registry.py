@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from textwrap import indent
 from typing import Annotated, Any, Literal
 
@@ -107,10 +107,13 @@ def typer_command(command: Command) -> Any:
 
         if options["color"] is not None:
             choose_color(options["color"])
+        for name in (name for name in joined if options[name] is not None):
+            options[name] = ",".join(options[name])
         if code := execute(command, {name: value for name, value in options.items() if name not in OF_ALL}):
             raise typer.Exit(code)
 
     listed = [*parameters(command), *_OF_ALL_COMMANDS]
+    joined = [item.name for item in listed if "[," in str(item.annotation.__metadata__[0].metavar)]
     function.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
     function.__annotations__ = {item.name: item.annotation for item in listed}
     text, _, examples = command.text.strip().partition("\n\nexamples:\n")
@@ -133,14 +136,11 @@ class TableCommand(TyperCommand):
         ctx.allow_interspersed_args = self.name != "run"  # whose words after the script are the script's
         takes_bare = any(param.name == "checkpointing" and "[," in str(param.metavar) for param in self.params)
         try:
-            return (self._with_bare if takes_bare else self._parsed)(ctx, args)
+            return self._with_bare(ctx, args) if takes_bare else super().parse_args(ctx, args)
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:  # Typer's error for an option without its value
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
-
-    def _parsed(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _joined(args, self.params))
 
     def _with_bare(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a command line whose `--checkpointing` may have no value, which means none and full."""
@@ -152,7 +152,7 @@ class TableCommand(TyperCommand):
                 changed[index] = f"{word}={checkpointing.COMPARED}"
                 unclear += [following] if following and not following.startswith("-") else []
         ctx.allow_extra_args = True  # such as an unknown strategy; Typer's message would not list the strategies
-        rest = self._parsed(ctx, changed)
+        rest = super().parse_args(ctx, changed)
         if unclear and ctx.params.get("others") and not ctx.resilient_parsing:
             near = near_word(unclear[0], [checkpointing.FULL])
             hint = f"did you mean {near!r}?" if near else "name several models before it"
@@ -212,27 +212,3 @@ def _help_text(text: str, has_details: bool) -> str:
     default = re.search(r"\[default: [^]]*\]$", rest)
     shown = text if has_details or not end else f"{first}. {default[0]}" if default else f"{first}."
     return re.sub(r"(?<=\w)-(?=\w)", _HYPHEN, shown)
-
-
-def _joined(args: Sequence[str], params: Sequence[Any]) -> list[str]:
-    """Return the words with one value for each option that takes a list: `--seq 128 --seq 512` is `--seq 128,512`."""
-    lists = {option: param.name for param in params if "[," in str(param.metavar) for option in param.opts}
-    joined: list[str] = []
-    places: dict[str, int] = {}  # of the value of each such option
-    awaiting = None  # the option whose value may be the next word
-    for word in args:
-        option, equals, value = word.partition("=")
-        name = awaiting
-        if awaiting is None or word.startswith("-"):
-            name = lists.get(option) if equals else None
-        elif awaiting in places:
-            joined.pop()  # the option
-            value = word
-        awaiting = None if equals else lists.get(word)
-        if name in places:
-            joined[places[name]] += f",{value}"
-            continue
-        if name is not None:
-            places[name] = len(joined)
-        joined.append(word)
-    return joined
