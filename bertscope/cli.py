@@ -14,7 +14,7 @@ import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]
 
 from bertscope import __version__
-from bertscope.commands.exit_codes import EXIT_CODES, complain, failure, option_forms
+from bertscope.commands.exit_codes import EXIT_CODES, complain, failure, option_form
 from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache
 from bertscope.errors import BertscopeWarning, SelectionError, in_a_sentence, naming, nearest, one_line
 from bertscope.settings.rows import near_word
@@ -111,7 +111,7 @@ def _run() -> int:
     """Return the exit code of the command line; every error is one line on stderr."""
     try:
         try:
-            with naming(option_forms), _without_cache("--no-cache" in sys.argv):
+            with naming(option_form), _without_cache("--no-cache" in sys.argv):
                 code = app(prog_name="bertscope", standalone_mode=False) or 0
         except SystemExit as end:  # of Typer, after shell completion: `with_bundles` reports those of commands
             code = int(end.code or 0)
@@ -173,22 +173,23 @@ def _usage_line(ctx: Any) -> str:
 def _no_option(option: str, ctx: Any) -> str:
     """Return the message about an option that a command lacks, with its name here or the commands that have it."""
     from bertscope.commands.options import commands_with
-    from bertscope.settings.generate import FORMS
     from bertscope.settings.request import new_name
 
     word, name = option.strip("-").replace("-", "_"), ctx.command_path.partition(" ")[2]
     word = "model" if word in ("model_name", "model_name_or_path", "model_id") else word
-    forms = {row.name: FORMS.get(f"{row.name}=False") or max(row.opts, key=len) for row in ctx.command.params}
+    params = ctx.command.params
+    forms = {row.name: f"--no-{row.name}" if row.name in ("dropout", "sandbox") else max(row.opts, key=len)
+             for row in params}  # fmt: skip
     forms |= {form.lstrip("-").replace("-", "_"): form for form in forms.values()}
     lacks = f"{name or 'bertscope'} has no option {option}"
-    if new := new_name(word, forms, forms):
+    if new := new_name(word, forms, forms.__getitem__):
         return f"{lacks}; use {new}"
     if word in forms and not forms[word].startswith("-"):
         return f"{lacks}; write {word.upper()} without it: {_usage_line(ctx)}"
-    new = new_name(word, FORMS, FORMS) or option
+    new = new_name(word, form=option_form) or option
     if having := commands_with(new.split()[0]) if name else []:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
-    forms_of_all = (form for row in ctx.command.params for form in row.opts)
+    forms_of_all = (form for row in params for form in row.opts)
     near = nearest(option.strip("-"), [form[2:] for form in forms_of_all if form.startswith("--")])
     lists = (
         f"{ctx.command_path} --help-all lists the options" if name else "write an option of a command after the command"

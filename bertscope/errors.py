@@ -17,7 +17,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -44,22 +44,22 @@ def name_of(setting: str) -> str:
     return f"\x02{setting}\x03"
 
 
-_forms: ContextVar[Callable[[], Mapping[str, str]]] = ContextVar("forms", default=dict)
+_form: ContextVar[Callable[[str], str]] = ContextVar("form", default=str)
 
 
 @contextmanager
-def naming(forms: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Have reports inside the block name settings in the forms of a command line, not by the keywords of Python."""
-    token = _forms.set(forms)
+def naming(form: Callable[[str], str]) -> Iterator[None]:
+    """Have reports inside the block name settings in the form of a command line, not by the keywords of Python."""
+    token = _form.set(form)
     try:
         yield
     finally:
-        _forms.reset(token)
+        _form.reset(token)
 
 
 def named(setting: str) -> str:
     """Return the name of a setting for the text of a report: as `name_of`, where no error carries it to a front end."""
-    return _forms.get()().get(setting, setting)
+    return _form.get()(setting)
 
 
 class Reason(str):
@@ -93,7 +93,7 @@ class BertscopeError(Exception):
 
     def __init__(self, message: str, *, where: str = "") -> None:
         self.text = message  # with the names of settings that `name_of` marks
-        self.message = self.spelled({})
+        self.message = self.spelled()
         self.where = one_line(where)  # "file:line", when there is one
         super().__init__(self.message)
 
@@ -105,9 +105,9 @@ class BertscopeError(Exception):
         """Return the error for the text of another one, which spells the names in it too."""
         return f"{self.where}: {self.text}" if self.where else self.text
 
-    def spelled(self, forms: Mapping[str, str]) -> str:
+    def spelled(self, form: Callable[[str], str] = str) -> str:
         """Return the message with each setting in the form of a front end, such as `--batch`."""
-        return one_line(_NAMED.sub(lambda match: forms.get(match[1], match[1]), self.text))
+        return one_line(_NAMED.sub(lambda match: form(match[1]), self.text))
 
     def at(self, where: str) -> BertscopeError:
         """Put a place (`file:line`) in front of the message, unless it already has one; return the error."""
@@ -157,7 +157,10 @@ def install_command(extra: str) -> str:
 
     pipx and uv write a file into the environment of a tool.
     """
-    tools = {"pipx_metadata.json": "pipx runpip bertscope install", "uv-receipt.toml": f"uv pip install -p {sys.prefix}"}
+    tools = {
+        "pipx_metadata.json": "pipx runpip bertscope install",
+        "uv-receipt.toml": f"uv pip install -p {sys.prefix}",
+    }
     install = next((command for file, command in tools.items() if (Path(sys.prefix) / file).is_file()), "pip install")
     return f"{install} 'bertscope[{extra}]'"
 

@@ -24,7 +24,8 @@ from bertscope.errors import BertscopeError, ConfigError, SelectionError, Source
 from bertscope.files import check_writable, write_file
 from bertscope.progress import listening
 from bertscope.reports.base import UNCOUNTED
-from bertscope.settings.rows import CodeName, Row
+from bertscope.settings.generate import option_words
+from bertscope.settings.rows import CodeName
 from bertscope.settings.run_config import QUESTIONS, SETTINGS
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource, built_for_counting
@@ -171,7 +172,7 @@ class CommandLine(SimpleNamespace):
             row = QUESTIONS[name].table[key] if is_setting else option_row(name, key)
             if value is None or value in ((), [], "") or (not is_setting and key != "model" and value == row.default):
                 continue
-            line += _spelled(row, key, value)
+            line += option_words(row, value, key)
         return shlex.join(line)
 
     def show(self, report: Any, **options: Any) -> None:
@@ -188,16 +189,6 @@ class CommandLine(SimpleNamespace):
             from bertscope.reports.page import ComparisonReport
 
             self.show(ComparisonReport(of=reports[0].kind, reports=tuple(reports)))
-
-
-def _spelled(row: Row, key: str, value: Any) -> list[str]:
-    option = f"--{(row.option or key).partition('/')[0].replace('_', '-')}"
-    if isinstance(value, bool):
-        return [option if value else f"--no-{option[2:]}"]
-    texts = [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
-    if row.is_argument:
-        return texts
-    return [word for text in texts for word in ([f"{option}={text}"] if text.startswith("-") else [option, text])]
 
 
 def refuse(options: Mapping[str, Any], why: str) -> None:

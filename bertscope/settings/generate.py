@@ -30,18 +30,19 @@ def option_name(name: str) -> str:
 
 
 _ALL = rows(*MEASURED)
-OPTIONS = {name: option_name(name) for name in (*_ALL, *rows(*RAN), "batch_total")}
-# What the messages of a command line call the settings, and other keywords of Python.
-_OTHERS = ("architecture", "attention", "lora", "download", "tokenizer", "tokens_per_batch",
-           "implementation", "nn_module", "config", "direction", "depth", "cache", "head_mask", "may_change", "rows",
-           "strip_prefix", "seeds", "exact", "address", "engine", "workers")  # fmt: skip
-FORMS = OPTIONS | {name: option_name(name) for name in _OTHERS} | {
-    "field": "--lengths-field", "add_pooling_layer": "--pooler", "around": "--class",
-    "fit": "--fit", "forward_inputs": "--batch, --seq, --cache, --mask or --head-mask", "dropout=False": "--no-dropout",
+# What the messages of a command line call keywords of Python, if it is not the option of that name.
+_FORMS = {
+    "field": "--lengths-field", "add_pooling_layer": "--pooler", "around": "--class", "form": "--format",
+    "forward_inputs": "--batch, --seq, --cache, --mask or --head-mask", "dropout=False": "--no-dropout",
     "sandbox=False": "--no-sandbox",
     "to_csv()": "--format csv", "to_json()": "--format json", "to_svg()": "--format svg",
-    "form": "--format", "to_markdown()": "-v",  # which shows all notes and rows too
+    "to_markdown()": "-v",  # which shows all notes and rows too
 }  # fmt: skip
+
+
+def option_form(name: str) -> str:
+    """Return what the messages of a command line call a setting, a keyword or an argument (in capitals)."""
+    return _FORMS.get(name) or (name if name.isupper() else option_name(name))
 
 
 def changed(*records: Settings) -> dict[str, Any]:
@@ -50,12 +51,15 @@ def changed(*records: Settings) -> dict[str, Any]:
     return {name: value for values, first in pairs for name, value in values.items() if value != first[name]}
 
 
-def option_words(row: Row, value: Any) -> list[str]:
-    """Return the command-line words that give a setting this value."""
-    option = OPTIONS[row.name]
+def option_words(row: Row, value: Any, name: str = "") -> list[str]:
+    """Return the command-line words that give a setting, or another option with that name, this value."""
+    option = option_name((row.option or row.name or name).partition("/")[0])
     if isinstance(value, bool):
         return [option if value else f"--no-{option[2:]}"]
-    texts = [exact_bytes(value)] if row.is_size else list(value) if row.is_list else [str(value)]
+    texts = [exact_bytes(value)] if row.is_size and type(value) is int else [str(value)]
+    texts = list(map(str, value)) if isinstance(value, list | tuple) else texts
+    if row.is_argument:
+        return texts
     return [word for text in texts for word in ([f"{option}={text}"] if text.startswith("-") else [option, text])]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple, TypeVar
@@ -60,7 +60,7 @@ def read_settings(
         except SettingError as error:
             if not origin:
                 raise
-            raise SettingError(error.spelled({}), error.names, where=origin) from None
+            raise SettingError(error.spelled(), error.names, where=origin) from None
         if permit and table[name].names_code:
             values = tuple(value if isinstance(value, CodeObject) else CodeName(value) for value in values)
         source[name] = Value(values, origin, is_default)
@@ -76,11 +76,11 @@ def in_words(settings: Mapping[str, Any]) -> str:
     )
 
 
-def new_name(name: str, known: Collection[str], forms: Mapping[str, str] | None = None) -> str:
-    """Return what a setting is called here, with names in a front end's form; empty if none is known."""
+def new_name(name: str, known: Collection[str] | None = None, form: Callable[[str], str] = str) -> str:
+    """Return what a setting is called here, with names in a front end's form; empty if one is not known."""
     text = RENAMED.get(name, "")
-    names = re.findall(r"\{(\w+)\}", text)
-    return SettingError(text).spelled(forms or {}) if names and all(new in known for new in names) else ""
+    is_known = known is None or all(new in known for new in re.findall(r"\{(\w+)\}", text))
+    return SettingError(text).spelled(form) if is_known else ""
 
 
 def unknown_setting(name: str, known: Collection[str]) -> str:

@@ -162,7 +162,7 @@ def test_the_command_of_a_run_gives_the_run_again(name, here):
 
 def zip_words(words: list[str]) -> Any:
     """The settings of options, each with the text that follows."""
-    names = {option: name for name, option in generate.OPTIONS.items()}
+    names = {generate.option_name(name): name for name in SETTINGS}
     for place, word in enumerate(words):
         option, _, text = word.partition("=")
         if option.startswith("--"):
@@ -179,10 +179,10 @@ def test_a_setting_without_effect_is_an_error_in_python_and_on_the_command_line(
         if other not in own.implies and not own.concerns[other](SETTINGS[other].default):
             with pytest.raises(SettingError, match=f"{name} has no effect with"):
                 by_python({name: example(own)})
-            option = generate.OPTIONS[name]
+            option = generate.option_name(name)
             with pytest.raises(SettingError) as raised:
                 by_command({name: example(own)})
-            assert f"{option} has no effect with" in raised.value.spelled(generate.FORMS)
+            assert f"{option} has no effect with" in raised.value.spelled(generate.option_form)
             break
 
 
