@@ -20,12 +20,12 @@ from bertscope.commands.exit_codes import failure, is_debug
 from bertscope.commands.options import INPUTS, option_row, parameters
 from bertscope.commands.table import COMMANDS, Command
 from bertscope.config import ARCHITECTURES, unknown_architecture
-from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
+from bertscope.errors import BertscopeError, ConfigError, SourceError, one_line
 from bertscope.files import check_writable, write_file
 from bertscope.progress import listening
 from bertscope.reports.base import UNCOUNTED
 from bertscope.settings.generate import option_words
-from bertscope.settings.rows import CodeName
+from bertscope.settings.rows import CodeName, Row, SettingError, no_effect
 from bertscope.settings.run_config import QUESTIONS, SETTINGS
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource, built_for_counting
@@ -84,6 +84,7 @@ class CommandLine(SimpleNamespace):
         self.usual_class = defaults.table.get("architecture", "") if defaults and is_used else ""
         if defaults and self.usual_class:
             defaults.note_used(["architecture"])
+        self._refuse_idle()
         if command.settings:
             self.request = _request(command, options, defaults)
 
@@ -155,12 +156,18 @@ class CommandLine(SimpleNamespace):
             named(self.found, model)
         return tuple(named(result_of, model) for model in models)
 
-    def only_one(self, options: Mapping[str, Any]) -> None:
-        """Raise SelectionError if several models are given with an option for one; `options` says which are given."""
-        for option, is_given in options.items():
-            if is_given and self.others:
-                number = 1 + len(self.others)
-                raise SelectionError(f"{option} takes one MODEL; got {number}; give one, or leave {option} out")
+    def _refuse_idle(self) -> None:
+        """Raise SelectionError for an option, or several models, without effect next to another option."""
+        table = {name: option_row(self.command.name, name) for name in self.given.keys() - set(self.command.settings)}
+        for name, row in table.items():
+            if self.given[name] in (None, (), [], "", row.default) or not (other := row.unmet(self.given)):
+                continue
+            value, pair = self.given[other], [_named(key, table) for key in (name, other)]
+            if name != "others":
+                raise SettingError(no_effect(pair[0], pair[1], value), [name, other])
+            shown = f"{pair[1].form} {value}" if pair[1].choices and value is not True else pair[1].form
+            number = 1 + len(self.others)
+            raise SettingError(f"{shown} takes one MODEL; got {number}; give one, or leave {shown} out", [other])
 
     def further(self, name: str, changes: Mapping[str, Any]) -> str:
         """Return another command's line with what was typed for this one that it takes too, and with changes."""
@@ -191,10 +198,13 @@ class CommandLine(SimpleNamespace):
             self.show(ComparisonReport(of=reports[0].kind, reports=tuple(reports)))
 
 
-def refuse(options: Mapping[str, Any], why: str) -> None:
-    """Raise SelectionError for the first option that is given, with `{option}` in the text for it."""
-    for option in filter(options.get, options):
-        raise SelectionError(why.format(option=option))
+def _named(name: str, table: Mapping[str, Row]) -> Row:
+    """Return an option's row with the name in messages: of its option, or of the argument in capitals."""
+    if name not in table:  # a setting
+        return SETTINGS[name]
+    row = table[name]
+    shown = row.metavar.strip("[.]") if row.is_argument else (row.option or name).partition("/")[0].replace("-", "_")
+    return replace(row, name=shown)
 
 
 def _request(command: Command, options: Mapping[str, Any], defaults: Project | None) -> Request:
@@ -204,8 +214,6 @@ def _request(command: Command, options: Mapping[str, Any], defaults: Project | N
     question, names = QUESTIONS[command.name], command.settings
     settings = {name: options[name] for name in names if options[name] is not None}
     if options.get("no_calibration"):
-        if "calibration" in settings:
-            raise SelectionError("--calibration FILE names a calibration and --no-calibration uses none; give one")
         settings["calibration"] = False
     sources = [
         requests.read_settings(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -50,35 +50,26 @@ def _check_svg(path: Path | None, what: str) -> None:
         raise SelectionError(f"{path.name}: {what} an .svg file")
 
 
-def _lengths(call: CommandLine, excluded: Mapping[str, Any], **keywords: Any) -> LengthsReport | None:
-    """Show and return the report on --lengths, None without any; raises SelectionError for options without effect."""
-    fields = {"field": call.lengths_field, "tokenizer": call.tokenizer, "tokens_per_batch": call.tokens_per_batch,
-              "seeds": call.seeds}  # fmt: skip
-    options = ("--lengths-field", "--tokenizer", "--tokens-per-batch", "--seeds")
-    named = dict(zip(options, fields.values(), strict=True)) if call.lengths is None else excluded
-    if name := next((name for name, value in named.items() if value), ""):
-        preposition = "without" if call.lengths is None else "with"
-        raise SelectionError(f"{name} has no effect {preposition} --lengths")
-    if call.lengths is None:
-        return None
+def _lengths(call: CommandLine, **keywords: Any) -> LengthsReport:
+    """Show and return the report on --lengths."""
     source = call.source()
     with progress_shown():
-        report = bertscope.lengths(call.about(source), call.lengths, **fields, **keywords)
+        report = bertscope.lengths(
+            call.about(source), call.lengths, field=call.lengths_field, tokenizer=call.tokenizer,
+            tokens_per_batch=call.tokens_per_batch, seeds=call.seeds, **keywords,
+        )  # fmt: skip
     call.show_all(report)
     return report
 
 
 def estimate(call: CommandLine) -> None:
     """Estimate the memory for a step or an epoch."""
-    one = {"--timeline": call.timeline is not None, "--snapshot": call.snapshot is not None}
-    call.only_one(one | {"--show-script": call.show_script})
     _check_timeline(call)
     if call.show_script:
         write(bertscope.training_script(call.about(call.source())), call.output)
         return
-    excluded = {"--timeline": call.timeline, "--snapshot": call.snapshot, "--rows": call.rows,
-              "a second MODEL": call.others}  # fmt: skip
-    if _lengths(call, excluded) is not None:
+    if call.lengths is not None:
+        _lengths(call)
         return
     wants = [] if call.snapshot is None else ["snapshot"]
 
@@ -138,8 +129,6 @@ def profile(call: CommandLine) -> int:
 def run(call: CommandLine) -> int:
     """Run a training script on a GPU that is not there."""
     _check_timeline(call)
-    if call.fit and (call.timeline or call.snapshot or call.rows is not None):
-        raise SelectionError("--timeline, --snapshot and --rows show one run; leave them or --fit out")
     for option in {"--gpu", "--budget", "--fit"}.intersection(call.arguments or ()):
         note(f"{option} goes to the script; for bertscope, write it before {call.script}")
     about = call.about(call.script, [] if call.snapshot is None else ["snapshot"])
@@ -167,9 +156,8 @@ def run(call: CommandLine) -> int:
 def fit(call: CommandLine) -> int:
     """Find the largest batch, or the settings with which a batch fits."""
     batch = {} if call.batch is None else {"batch": call.batch}
-    lengths = _lengths(call, {"--batch-total": call.batch_total}, search=call.batch is None, exact=call.exact, **batch)
-    if lengths is not None:
-        return 0 if lengths.fits else 1
+    if call.lengths is not None:
+        return 0 if _lengths(call, search=call.batch is None, exact=call.exact, **batch).fits else 1
     source = call.source()
     with progress_shown():
         reports = bertscope.fits(call.about(source), batch=call.batch, batch_total=call.batch_total, exact=call.exact)

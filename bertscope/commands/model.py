@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import bertscope
-from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, refuse, show
+from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, show
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.settings.rows import is_code
@@ -23,22 +23,14 @@ if TYPE_CHECKING:
     from bertscope.checkpoints.reading import Checkpoint
     from bertscope.reports.modules import CountReport, FlopsReport
 
-_OF_ONE = ("module", "parameter")  # units whose names differ between models
 _NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
 _STEP_BY_STEP = "eager"  # the kernel of which each step is a tensor
 
 
 def count(call: CommandLine) -> int:
     """Count parameters in models or a checkpoint."""
-    named = {"--stored": call.stored, "--untie": call.untie, "--expect": call.expect is not None}
-    call.only_one(
-        {**named, "--untie": False, f"--by {call.by}": call.by in _OF_ONE, "--format badge": call.fmt == "badge"}
-    )
-    columns = _columns(call)
     if call.style == "torchinfo":
-        call.only_one({"--style torchinfo": True})
-        _check_torchinfo(call, named | {f"--by {call.by}": call.by != "layer"})
-        _show_as_torchinfo(call, None, columns)
+        _show_as_torchinfo(call, None)
         return 0
     expected = None if call.expect is None else _expected(call.expect)
     checkpoint = None if call.stored or call.others else stored_alone(call.model)
@@ -102,23 +94,18 @@ def _judge(expected: int | None, unique: int, other: int, convention: str) -> in
 def tree(call: CommandLine) -> None:
     """Show the module tree as a table, in torchinfo's or torch's layout, or on the screen."""
     if call.interactive:
-        check_interactive(call)
-    if call.style == "torchinfo":
-        _check_torchinfo(call, {})
-    columns = _columns(call)
-    options = {"--freeze": bool(call.freeze), "--shapes": call.shapes, "--unfold": call.unfold}
-    named = {f"--style {call.style}": call.style != "bertscope", **options}
+        check_interactive()
+    named = {"--freeze": bool(call.freeze), "--shapes": call.shapes, "--unfold": call.unfold}
+    named = {f"--style {call.style}": call.style != "bertscope", **named}
     if checkpoint := stored_alone(call.model, beside_config=False, **named):
         if call.interactive:
             _browse(bertscope.tree(checkpoint), bertscope.count(checkpoint), call.depth)
         else:
             call.show(bertscope.tree(checkpoint, depth=call.depth))
     elif call.style == "torch":
-        refuse({"--depth": call.depth is not None, **options},
-               "--style torch is the complete text of print(model); leave {option} out")  # fmt: skip
         _show_as_torch(call)
     elif call.style == "torchinfo":
-        _show_as_torchinfo(call, call.depth, columns)
+        _show_as_torchinfo(call, call.depth)
     else:
         source, built = call.built()
         arguments: dict[str, Any] = {"name": source.name, "folded": not call.unfold, "shapes": call.traced(source)}
@@ -134,36 +121,19 @@ def _browse(*reports: Any) -> None:
     browse(*reports)
 
 
-def check_interactive(call: CommandLine) -> None:
-    """Raise an error if the tree cannot be browsed: other output options, no Textual, no terminal."""
-    named = {"style": call.style != "bertscope", "columns": call.columns, "output": call.output}
-    named |= {"format": call.fmt != "table", "verbose": call.verbose}
-    refuse(named, "--interactive shows the tree on the screen; leave --{option} out, or --interactive")
+def check_interactive() -> None:
+    """Raise an error if the tree cannot be browsed: no Textual, no terminal."""
     if find_spec("textual") is None:
         raise MissingExtraError("--interactive", "interactive")
     if os.environ.get("TERM") == "dumb" or not all(map(os.isatty, range(3))):
         raise SelectionError("--interactive needs a terminal; 'bertscope tree' without it writes to a pipe")
 
 
-def _columns(call: CommandLine) -> list[str] | None:
-    """Return the column names; None for the usual ones. Raises SelectionError in another style."""
-    if call.columns is None:
-        return None
-    if call.style != "torchinfo":
-        raise SelectionError("--columns are those of --style torchinfo; give it too, or leave --columns out")
-    return [name.strip() for name in call.columns.split(",")]
-
-
-def _check_torchinfo(call: CommandLine, options: Mapping[str, bool]) -> None:
-    """Raise SelectionError for options for which torchinfo's layout has no place; `options` says which are given."""
-    refuse({f"--format {call.fmt}": call.fmt != "table", **options},
-           "--style torchinfo is a table of types and parameters; leave {option} out")  # fmt: skip
-
-
-def _show_as_torchinfo(call: CommandLine, depth: int | None, columns: list[str] | None) -> None:
+def _show_as_torchinfo(call: CommandLine, depth: int | None) -> None:
     """Show a model's tree in torchinfo's layout, and in a note the unique parameters if its total differs."""
     from bertscope.reports.modules import TORCHINFO_OF_A_RUN
 
+    columns = None if call.columns is None else [name.strip() for name in call.columns.split(",")]
     source, built = call.built()
     shapes = call.traced(source, is_needed=not set(columns or ()).isdisjoint(TORCHINFO_OF_A_RUN))
     if source.layers > MAX_BUILT_LAYERS:
@@ -199,7 +169,6 @@ def _show_as_torch(call: CommandLine) -> None:
 
 def flops(call: CommandLine) -> None:
     """Count FLOPs by module, operator or convention."""
-    call.only_one({"--operators": call.operators, "--convention": call.convention is not None})
 
     def report_of(model: str) -> FlopsReport:
         """Return one model's report, to the depth."""
@@ -228,8 +197,6 @@ def explain(call: CommandLine) -> None:
 
 def diagram(call: CommandLine) -> None:
     """Draw one diagram."""
-    if call.class_name and (call.kind not in (None, "class") or call.path):
-        raise SelectionError("--class draws the classes around one, so it goes with --kind class and without PATH")
     original = call.source(attention=None)
     for option in ("cross_attention", "position_embedding", "attention"):
         if getattr(call, option):
@@ -259,13 +226,11 @@ def diff(call: CommandLine) -> int:
                  "--batch": call.batch != RunConfig.batch, "--seq": call.seq is not None}  # fmt: skip
     of_weights = bool(call.dtype or call.allow or call.strip_prefix is not None)
     if call.base is not None:
-        refuse({"B": call.b is not None, "--dtype, --allow and --strip-prefix": of_weights},
-               "--base compares a model with itself at another revision; leave {option} out")  # fmt: skip
         return _diff_revisions(call)
     one, other = stored_alone(call.a), stored_alone(call.b)
     without_effect = "{option} has no effect with "
     if call.b is None or of_weights or (one is None) != (other is None):
-        refuse(of_models | {"--exit-code": call.exit_code},
+        _refuse(of_models | {"--exit-code": call.exit_code},
                f"{without_effect}a checkpoint: its header is compared (exit code 1: no fit); leave it out")  # fmt: skip
         name, stored = (call.b, one) if call.b and one and not other else (call.a, other if call.b else one)
         stored = stored or _weights(call, call.b or call.a)  # before torch is imported
@@ -279,11 +244,16 @@ def diff(call: CommandLine) -> int:
             "--architecture": call.architecture is not None,
             "--no-pooler": call.add_pooling_layer is not None,
         }
-        refuse(of_models, f"{without_effect}two files with tensors: their headers are compared; leave it out")
+        _refuse(of_models, f"{without_effect}two files with tensors: their headers are compared; leave it out")
     sides = [stored or call.source(name) for name, stored in ((call.a, one), (call.b, other))]
     report = bertscope.diff(*sides, batch=call.batch, seq=call.seq)
     call.show(report)
     return 1 if call.exit_code and not report.is_empty else 0
+
+
+def _refuse(options: Mapping[str, Any], why: str) -> None:
+    for option in filter(options.get, options):
+        raise SelectionError(why.format(option=option))
 
 
 def _diff_revisions(call: CommandLine) -> int:

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import eq, ne, not_
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -47,7 +48,8 @@ def _output(written: str, *suffixes: str, text: str = "Write to FILE (atomically
 
 
 def _format(help: str, formats: tuple[str, ...], default: str | None = None) -> Row:
-    return _row(help, default, choices=formats, section="common", option="format", flag="-f", metavar="FORMAT")
+    return _row(help, default, choices=formats, section="common", option="format", flag="-f", metavar="FORMAT",
+                concerns=_WITH_FORMATS)  # fmt: skip
 
 
 def _emit() -> Row:
@@ -60,7 +62,8 @@ def _columns() -> Row:
     from bertscope.reports.modules import TORCHINFO_COLUMNS
 
     names = ", ".join(TORCHINFO_COLUMNS)
-    return _row(f"The columns of --style torchinfo. One or several of {names}.", metavar="NAME[,...]")
+    return _row(f"The columns of --style torchinfo. One or several of {names}.", metavar="NAME[,...]",
+                concerns={"style": partial(eq, "torchinfo")})  # fmt: skip
 
 
 def _models() -> list[str]:
@@ -73,6 +76,11 @@ def _kinds() -> list[str]:
     return [*report_classes(), "config"]
 
 
+# What the options of the tree and of one run have an effect with; torchinfo's layout is a table of all types.
+_NO_TORCHINFO, _NO_TORCH = {"style": partial(ne, "torchinfo")}, {"style": partial(ne, "torch")}
+_WITH_FORMATS = {**_NO_TORCHINFO, "interactive": not_}
+_OF_LENGTHS, _OF_ONE_RUN = {"lengths": bool}, {"lengths": not_, "fit": not_}
+_OF_ONE_MODEL = ("stored", "expect", "operators", "convention", "lengths", "timeline", "snapshot", "show_script")
 _MODEL: dict[str, Any] = {"is_argument": True, "complete": _models}
 _PLAN = "Use the checkpointing plan of 'bertscope plan --emit json'. Its settings are the defaults."
 _TABLES = ("table", "json", "csv", "markdown")
@@ -85,7 +93,9 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
         "config.json or a checkpoint; a folder has one of them, or an adapter of peft. Code is module:attribute or "
         "file.py:attribute.", DEFAULT_MODEL, metavar="[MODEL]", **_MODEL),
     "why.model": _row("The model, to compare an estimate of its step with the file.", "", metavar="[MODEL]", **_MODEL),
-    "others": _row("More models, one row each.", (), metavar="[MODEL...]", **_MODEL),
+    "others": _row("More models, one row each.", (), metavar="[MODEL...]", **_MODEL, concerns={
+        "by": lambda unit: unit not in ("module", "parameter"), "fmt": partial(ne, "badge"), **_NO_TORCHINFO,
+        **dict.fromkeys(_OF_ONE_MODEL, not_)}),
     "architecture": _row(f"The model class to build, such as BertForMaskedLM. One of {', '.join(ARCHITECTURES)}.",
                          section="model", flag="-a", metavar="CLASS", complete=lambda: ARCHITECTURES),
     "attention": _row("The attention kernel instead of the model's own.", section="model", metavar="KERNEL",
@@ -98,7 +108,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "download": _flag("Download a missing model from the Hugging Face hub.", section="model"),
     "allow_code": _flag("Import the code (module:attribute) that a file names.", section="model"),
     "freeze": _row("Freeze parameters by name or glob, such as embeddings or '*.bias'. Repeatable.", (), section="loop",
-                   metavar="PATTERN"),
+                   metavar="PATTERN", concerns=_NO_TORCH),
     # the sizes and the shapes of inputs
     "batch": _row("The batch size.", RunConfig.batch, int, low=-1, section="common", metavar="N", flag="-b"),
     "seq": _row(f"The sequence length in tokens. [default: {RunConfig.seq}, or the model's maximum]", kind=int, low=-1,
@@ -106,53 +116,58 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "inputs": _row("An input of forward, such as pixel_values=Bx3x224x224:float32. B is --batch and S is --seq; "
                    "batch.image=... is a key of a dictionary. Repeatable.", (), section="sizes",
                    option="input", metavar="NAME=SHAPE:DTYPE"),
-    "shapes": _flag("Show input and output shapes at --batch and --seq.", section="sizes"),
+    "shapes": _flag("Show input and output shapes at --batch and --seq.", section="sizes", concerns=_NO_TORCH),
     "lengths": _row("Estimate an epoch with the sequence lengths in a file. One number a line, .jsonl, .csv, "
                     "or normal:256,64,16,512 (mean, deviation, minimum, maximum) for a distribution; --seq truncates.",
                     section="sizes", metavar="FILE"),
     "lengths_field": _row("The field of --lengths with numbers, token ids or texts.", "", section="sizes",
-                          metavar="NAME"),
-    "tokenizer": _row("A folder with a tokenizer.json, for texts in --lengths.", "", section="sizes", metavar="PATH"),
-    "tokens_per_batch": _row("The number of tokens in a packed batch.", 0, int, section="sizes", metavar="N"),
+                          metavar="NAME", concerns=_OF_LENGTHS),
+    "tokenizer": _row("A folder with a tokenizer.json, for texts in --lengths.", "", section="sizes", metavar="PATH",
+                      concerns=_OF_LENGTHS),
+    "tokens_per_batch": _row("The number of tokens in a packed batch.", 0, int, section="sizes", metavar="N",
+                             concerns=_OF_LENGTHS),
     "seeds": _row("Show what torch reserves in 20 steps of random batches of --lengths on a GPU, over N seeds.", 0, int,
-                  section="sizes", metavar="N"),
+                  section="sizes", metavar="N", concerns=_OF_LENGTHS),
     # the output
     "fmt": _format(_FORMAT, _TABLES, "table"),
     "output": _output("--format table (.txt), json, csv and markdown (.md)", ".csv", ".md"),
     "verbose": _flag("Show all columns, rows, notes and details.", section="output", flag="-v"),
     "rows": _row("Show the N largest saved tensors; 0 shows all. With -v the default is 10.", kind=int,
-                 section="output", metavar="N"),
+                 section="output", metavar="N", concerns=_OF_ONE_RUN),
     "timeline": _row("Plot memory over the step (.html, .svg, .png, .csv or .json).", kind=Path, section="output",
-                     metavar="FILE"),
+                     metavar="FILE", concerns=_OF_ONE_RUN),
     "snapshot": _row("Write a snapshot for pytorch.org/memory_viz (.pickle).", kind=Path, section="output",
-                     metavar="FILE"),
+                     metavar="FILE", concerns=_OF_ONE_RUN),
     "show_script": _flag("Print the estimated training loop as a script.", section="loop"),
     # the files from which settings of a run come
     "training_file": _row("Read the settings of TrainingArguments (JSON) or an accelerate config. Other options "
                           "override them.", kind=Path, section="loop", option="from", metavar="FILE"),
     "plan": _row(_PLAN, kind=Path, section="loop", metavar="FILE"),
-    "no_calibration": _flag("Use published values of the GPU instead of a calibration.", section="gpu"),
+    "no_calibration": _flag("Use published values of the GPU instead of a calibration.", section="gpu",
+                            concerns={"calibration": not_}),
     "count.fmt": _format(f"{_FORMAT[:-1]}; badge is shields' endpoint JSON.", (*_TABLES, "badge"), "table"),
     # one command or two
     "by": _row("What a row is: a group, layer, module or parameter.", "layer", metavar="UNIT",
-               choices=("group", "layer", "module", "parameter")),
+               choices=("group", "layer", "module", "parameter"), concerns=_NO_TORCHINFO),
     "dtype": _row("The dtype for the sizes in bytes.", FP32.name, choices=tuple(PRECISIONS), metavar="DTYPE"),
     "count.unfold": _row("Show equal layers one by one, or in one row. They have one row by default, except with --by "
                          "parameter.", kind=bool, option="unfold/--fold"),
     "sort": _row("Sort the rows by model order, params or path.", "model", choices=("model", "params", "path"),
                  metavar="KEY"),
-    "untie": _flag("Count a tied tensor at each of its names."),
+    "untie": _flag("Count a tied tensor at each of its names.", concerns=_NO_TORCHINFO),
     "style": _row(f"The layout: bertscope or torchinfo. {_TORCHINFO}", "bertscope", metavar="STYLE",
                   choices=("bertscope", "torchinfo")),
     "columns": _columns,
     "expect": _row("Exit with code 1 unless the model has N parameters. N is the number of unique parameters or the "
-                   "sum over layers.", metavar="N"),
-    "stored": _flag("Count the tensors in the model's checkpoint instead."),
+                   "sum over layers.", metavar="N", concerns=_NO_TORCHINFO),
+    "stored": _flag("Count the tensors in the model's checkpoint instead.", concerns=_NO_TORCHINFO),
     "tree.style": _row(f"The layout: bertscope, torchinfo or torch. {_TORCHINFO} torch is the text of print(model).",
                        "bertscope", choices=("bertscope", "torchinfo", "torch"), metavar="STYLE"),
-    "depth": _row("The number of levels to show; all by default.", kind=int, metavar="N", flag="-d"),
-    "interactive": _flag("Browse the tree in the terminal."),
-    "unfold": _flag("Show equal layers one by one."),
+    "depth": _row("The number of levels to show; all by default.", kind=int, metavar="N", flag="-d",
+                  concerns=_NO_TORCH),
+    "interactive": _flag("Browse the tree in the terminal.", concerns={"style": partial(eq, "bertscope"),
+                                                                       **dict.fromkeys(("output", "verbose"), not_)}),
+    "unfold": _flag("Show equal layers one by one.", concerns=_NO_TORCH),
     "operators": _flag("Show operators instead of modules."),
     "convention": _row("Show the total as other tools count it. One of torch, macs, calflops, fvcore, palm is first.",
                        choices=("torch", "macs", "calflops", "fvcore", "palm"), metavar="NAME"),
@@ -170,7 +185,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "path": _row("A module, such as encoder.layer.0.attention.self.", "", is_argument=True, metavar="[PATH]"),
     "kind": _row("What to draw: class, forward or tree. class is the default for a BERT, tree for other models.",
                  choices=("class", "forward", "tree"), flag="-k", metavar="KIND"),
-    "class_name": _row("Draw this class with its bases and parts.", option="class", metavar="NAME"),
+    "class_name": _row("Draw this class with its bases and parts.", option="class", metavar="NAME",
+                       concerns={"kind": (None, "class").__contains__, "path": not_}),
     "implementation": _row("Draw the classes of bertscope or transformers.", metavar="NAME",
                            choices=("bertscope", "transformers")),
     "diagram.config": _flag("Draw the configuration too."),
@@ -188,7 +204,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "a": _row("A model, as for count.", ..., metavar="A", **_MODEL),
     "b": _row("Another model or a checkpoint; by default the weights of A. A checkpoint is a file with tensors, an "
               "index, or a folder with one and no config.json.", metavar="[B]", **_MODEL),
-    "base": _row("Compare A at this git revision with A as it is now.", metavar="REF"),
+    "base": _row("Compare A at this git revision with A as it is now.", metavar="REF",
+                 concerns=dict.fromkeys(("b", "dtype", "allow", "strip_prefix"), not_)),
     "diff.dtype": _row("The expected dtype of a checkpoint's tensors.", choices=tuple(PRECISIONS), metavar="DTYPE"),
     "allow": _row("Accept this difference: missing, unexpected or dtype. Repeatable.", (), metavar="KIND",
                   complete=lambda: ("missing", "unexpected", "dtype")),
@@ -211,7 +228,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "fit.batch": _row("Find the settings with which this batch size fits.", kind=int, low=1, section="common",
                       metavar="N", flag="-b"),
     "fit.batch_total": _row(f"Find the number of GPUs for this global batch size. Strategies: {', '.join(SEARCHED)}, "
-                            f"or --strategy; at most {max(WORLD_SIZES):,} GPUs.", kind=int, low=1, metavar="N"),
+                            f"or --strategy; at most {max(WORLD_SIZES):,} GPUs.", kind=int, low=1, metavar="N",
+                            concerns={"lengths": not_}),
     "exact": _flag("Do not round the largest batch down to a multiple of 8."),
     "plan.batch": _row("The micro-batch size. [default: 8]", kind=int, low=1, section="common", metavar="N", flag="-b"),
     "batch_total": _row("The batch size of an optimizer step; the micro-batch is chosen.", kind=int, low=1,
@@ -236,9 +254,9 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "sweep.sort": _row("Sort the rows by a CSV column, such as peak_bytes.", metavar="COLUMN"),
     "files": _row("Files (*.bertscope.yaml), folders with such files, or presets; all below this folder by default.",
                   (), metavar="[FILES]...", **_MODEL),
-    "presets": _flag("Check the built-in presets."),
+    "presets": _flag("Check the built-in presets.", concerns=dict.fromkeys(("files", "update"), not_)),
     "write_to": _row("Add the current counts to a file without expectations.", kind=Path, option="write",
-                     metavar="FILE"),
+                     metavar="FILE", concerns=dict.fromkeys(("files", "presets", "output", "update"), not_)),
     "update": _flag("Write the current values into the files, and exit with 0."),
     "check.fmt": _format("The format: text, table, json, csv, markdown, github or junit. text and github list failures "
                          "only.", ("text", *_TABLES, "github", "junit"), "text"),

@@ -78,8 +78,6 @@ def _tell_github(report: CheckReport) -> None:
 def _names(call: CommandLine) -> list[str]:
     files, project = call.files, call.project
     if call.presets:
-        if files or call.update:
-            raise SourceError("--presets checks the packaged presets only; leave FILES and --update out")
         return [str(path) for path in preset_paths().values()]
     if not files and project is not None:
         project.note_used(["check"])
@@ -114,8 +112,8 @@ def _note_searched(report: CheckReport) -> None:
 
 def _record(call: CommandLine) -> None:
     """Append the current counts to the file in --write; its content stays."""
-    unused, path = (call.files, call.presets, call.output, call.update, call.fmt != "text"), call.write_to
-    if any(unused) or str(path).startswith("-"):
+    path = call.write_to
+    if call.fmt != "text" or str(path).startswith("-"):
         raise SourceError("--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart")
     if is_expectation_file(path):
         model = read_expectation_file(path, allow_code=call.allow_code)

@@ -350,9 +350,8 @@ def check_values(values: Mapping[str, Any], table: Mapping[str, Row]) -> None:
 def no_effect(row: Row, other: Row, value: Any) -> str:
     """Return the message about a setting without effect, with the words of the other one that would give it one."""
     choices = [str(word) for word in other.choices or (2,) * (other.kind is int) if row.concerns[other.name](word)]
-    if value is None:
+    if value in (None, False, ""):
         return f"{row.form} has no effect without {other.form}; give it too, or leave {row.form} out"
-    remedy = f"change {other.form}"
-    if choices:
-        remedy = f"use {other.form} {either_of(choices[:4])}"
-    return f"{row.form} has no effect with {other.form} {_plain(value)}; leave it out, or {remedy}"
+    shown = "" if value is True or isinstance(value, list) else f" {_plain(value)}"
+    remedy = f"use {other.form} {either_of(choices[:4])}" if choices else f"leave {other.form} out"
+    return f"{row.form} has no effect with {other.form}{shown}; leave it out, or {remedy}"
