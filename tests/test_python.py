@@ -18,7 +18,7 @@ import bertscope
 from bertscope.commands.table import COMMANDS
 from bertscope.config import BertConfig
 from bertscope.errors import BertscopeError, SelectionError, name_of
-from bertscope.settings import generate, keywords
+from bertscope.settings import generate
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS
 from bertscope.sources.find import source_of
@@ -57,8 +57,10 @@ def test_a_type_checker_sees_the_same_names_from_the_same_modules():
 def test_the_keywords_of_the_functions_are_the_rows_of_settings():
     assert generate.KEYWORDS.read_text() == generate.keywords(), "run: python -m bertscope.settings.generate"
     inputs = {"input_size", "dtypes", "input_data", "training_file", "plan"}
-    assert keywords.RunSettings.__annotations__.keys() == rows(*ESTIMATED).keys() | inputs
-    assert keywords.MeasurementSettings.__annotations__.keys() == rows(*MEASURED).keys() | inputs
+    kinds: dict = {}
+    exec(generate.keywords(), kinds)
+    assert kinds["RunSettings"].__annotations__.keys() == rows(*ESTIMATED).keys() | inputs
+    assert kinds["MeasurementSettings"].__annotations__.keys() == rows(*MEASURED).keys() | inputs
     for name in ("estimate", "fit", "report", "profile"):
         function, taken = getattr(bertscope, name), QUESTIONS[name].table
         assert inspect.signature(function).parameters.keys() >= taken.keys() | inputs
