@@ -5,8 +5,6 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -93,25 +91,13 @@ def _show_warning(
         print(note, file=sys.stderr)
 
 
-@contextmanager
-def _without_cache(is_asked: bool) -> Iterator[None]:
-    """Switch the cache off, for child processes too, and restore it at the end."""
-    folder = os.environ.get(CACHE_VARIABLE)
-    if is_asked:
-        os.environ[CACHE_VARIABLE] = ""
-    try:
-        yield
-    finally:
-        if is_asked:
-            os.environ.pop(CACHE_VARIABLE)
-            os.environ.update({} if folder is None else {CACHE_VARIABLE: folder})
-
-
 def _run() -> int:
     """Return the exit code of the command line; every error is one line on stderr."""
     try:
         try:
-            with naming(option_form), _without_cache("--no-cache" in sys.argv):
+            if "--no-cache" in sys.argv:
+                os.environ[CACHE_VARIABLE] = ""  # for child processes too
+            with naming(option_form):
                 code = app(prog_name="bertscope", standalone_mode=False) or 0
         except SystemExit as end:  # of Typer, after shell completion: `with_bundles` reports those of commands
             code = int(end.code or 0)

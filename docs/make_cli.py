@@ -15,8 +15,7 @@ import typer
 import bertscope
 from bertscope.cli import app
 from bertscope.commands.exit_codes import EXIT_CODES
-from bertscope.settings.generate import markdown
-from bertscope.settings.rows import rows
+from bertscope.settings.rows import Settings, rows
 from bertscope.settings.run_config import MEASURED
 
 PAGE = Path(__file__).parent / "cli.md"
@@ -146,6 +145,15 @@ def _difference(taken: list[str], name: str, known: list[str]) -> str:
 
 def _names(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+def markdown(*records: type[Settings]) -> str:
+    """Return the table of settings."""
+    lines = ["| setting | takes | default | meaning |", "|---|---|---|---|"]
+    for name, row in rows(*records).items():
+        default = "" if row.default in (None, (), "") else f"`{str(row.default).lower()}`"
+        lines.append(f"| `{name}` | {row.takes} | {default} | {row.help} |")
+    return "\n".join(lines) + "\n"
 
 
 def _cell(text: str) -> str:

@@ -111,6 +111,8 @@ def run_cli(*args: object) -> Result:
         patch.setattr(sys, "argv", ["bertscope", *map(str, args)])
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
+        for name in {"BERTSCOPE_CACHE"} & os.environ.keys():  # which --no-cache sets
+            patch.setenv(name, os.environ[name])
         try:
             code = module._run()
         except SystemExit as stop:

@@ -29,7 +29,7 @@ from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Lim
 from bertscope.settings.training import LEANER
 from bertscope.sources.find import Model, source_of
 from bertscope.sources.lengths import read_lengths
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import GivenModule, ModelSource, as_source_error
 from bertscope.sources.prices import Prices, read_prices
 from bertscope.units import FP32
 
@@ -199,7 +199,14 @@ def estimate(
     if tensors is not None:
         module, name = requests.built(request.subject, name)
         request = replace(request, subject=module)
-    return _estimated(request, requests.light_source(request.subject, name, tensors))
+    source = source_of(request.subject, name=name, inputs=tensors)
+    if isinstance(source, GivenModule):  # its copy on meta keeps no tensor alive
+        from bertscope.tracing.fake_tensors import fake_like
+
+        with as_source_error(source.name):
+            inputs = None if tensors is None else fake_like(tensors, "meta")
+            source = replace(source, module=source.build(), inputs=inputs)
+    return _estimated(request, source)
 
 
 def _estimated(request: Request, source: ModelSource) -> MemoryReport:
@@ -304,7 +311,11 @@ def _profile_module(request: Request, tensors: Any, name: str | None) -> MemoryR
         records = requests.module_records(request, module)
     run_config, _, measurement, _ = records
     device = profiler_run.device_of(run_config)
-    tensors = real_inputs(module, run_config, device) if tensors is None else requests.inputs_on_device(tensors, device)
+    if tensors is None:
+        tensors = real_inputs(module, run_config, device)
+    elif isinstance(tensors, tuple):  # those of `input_size` are on meta
+        tensors = tuple(item.new_ones(item.shape, device=device) if getattr(item, "is_meta", False) else item
+                        for item in tensors)  # fmt: skip
     return profiler_run.profile(module, tensors, run_config, steps=measurement.steps, name=name)
 
 

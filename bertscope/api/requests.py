@@ -16,7 +16,7 @@ from bertscope.settings.rows import CodeObject, rows
 from bertscope.settings.run_config import AUTOCAST, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
 from bertscope.settings.training import MODEL
 from bertscope.sources.find import Model, source_of
-from bertscope.sources.model_source import GivenModule, ModelSource, as_source_error, built_for_counting
+from bertscope.sources.model_source import ModelSource, built_for_counting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -125,25 +125,6 @@ def with_objects(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
             if name in settings:
                 raise SelectionError(f"{chosen['optimizer'].label} sets its {name} itself; leave the keyword out")
     return named | chosen
-
-
-def light_source(model: Model, name: str | None, inputs: Any) -> ModelSource:
-    """Return the source of a model; of a module its copy on meta with such inputs, which keeps no tensor alive."""
-    source = source_of(model, name=name, inputs=inputs)
-    if not isinstance(source, GivenModule):
-        return source
-    from bertscope.tracing.fake_tensors import fake_like
-
-    with as_source_error(source.name):
-        return replace(source, module=source.build(), inputs=None if inputs is None else fake_like(inputs, "meta"))
-
-
-def inputs_on_device(inputs: Any, device: str) -> Any:
-    """Return inputs of `input_size` with values on a device, and any other inputs as they are."""
-    from bertscope.torch_access import torch
-
-    is_of_sizes = isinstance(inputs, tuple) and all(isinstance(item, torch.Tensor) and item.is_meta for item in inputs)
-    return tuple(torch.ones_like(tensor, device=device) for tensor in inputs) if is_of_sizes else inputs
 
 
 def batch_of(inputs: Any) -> int:

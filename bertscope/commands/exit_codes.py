@@ -130,26 +130,25 @@ def _prepare() -> None:
         except OSError:  # closed by the shell (`>&-`); the next file that is opened takes the lowest number
             os.open(os.devnull, os.O_RDWR)
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
-    sys.stdout = _stream(sys.stdout, _Stdout, 1)
-    sys.stderr = _stream(sys.stderr, _Stderr, 2)
+    sys.stdout, sys.stderr = _stream(sys.stdout, 1), _stream(sys.stderr, 2)
     catch()
 
 
-def _stream(stream: Any, raw: type[io.FileIO], number: int) -> Any:
-    """Return the stream over `raw`; backslashreplace is for the C locale, which cannot encode '│'."""
+def _stream(stream: Any, number: int) -> Any:
+    """Return the stream over `_Stream`; backslashreplace is for the C locale, which cannot encode '│'."""
     if stream is None:
         return open(os.devnull, "w")
     buffer = getattr(stream, "buffer", None)
     if type(getattr(buffer, "raw", buffer)) is not io.FileIO:  # a console of Windows, or a replaced stream
         return stream
     return io.TextIOWrapper(
-        io.BufferedWriter(raw(number, "w", closefd=False)), encoding=stream.encoding, errors="backslashreplace",
+        io.BufferedWriter(_Stream(number, "w", closefd=False)), encoding=stream.encoding, errors="backslashreplace",
         line_buffering=stream.line_buffering, write_through=stream.write_through,
     )  # fmt: skip
 
 
-class _Stdout(io.FileIO):
-    """Standard output whose first error ends the run; later output is dropped."""
+class _Stream(io.FileIO):
+    """A standard stream that drops all output after an error; one of standard output ends the run, of a message not."""
 
     failed = False
 
@@ -160,23 +159,14 @@ class _Stdout(io.FileIO):
         try:
             while (written := super().write(data)) is None:
                 select.select([], [self], [])
-        except BrokenPipeError:
-            self.failed = True
-            raise Leave(READER_GONE) from None
         except OSError as error:
             self.failed = True
+            if self.fileno() == 2:
+                return len(data)
+            if isinstance(error, BrokenPipeError):
+                raise Leave(READER_GONE) from None
             raise SourceError(f"standard output cannot be written: {error.strerror}; write to a file") from None
         return written
-
-
-class _Stderr(io.FileIO):
-    """Standard error that drops text that cannot be written: no message may end the run."""
-
-    def write(self, data: Any) -> int:
-        """Write all or part, or drop it."""
-        with contextlib.suppress(OSError):
-            return super().write(data) or len(data)
-        return len(data)
 
 
 def _leave(code: int) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -113,15 +113,13 @@ def with_eager_attention(strategy: str) -> str:
     chosen = Checkpointing.parse(strategy)
     if chosen is None or not chosen.saved:
         return strategy
-    return saved_text(replace(group, operators=frozenset(_eager(group.operators))) for group in chosen.saved)
-
-
-def _eager(operators: Iterable[str]) -> Iterator[str]:
-    for operator in operators:
-        yield operator
-        name, _, number = operator.rpartition(".")
-        if name == ATTENTION:
-            yield from (f"bmm.{2 * int(number) + part}" for part in (0, 1))
+    groups = []
+    for group in chosen.saved:
+        names = (operator.rpartition(".") for operator in group.operators)
+        numbers = (2 * int(number) for name, _, number in names if name == ATTENTION)
+        products = {f"bmm.{number + part}" for number in numbers for part in (0, 1)}
+        groups.append(replace(group, operators=group.operators | products))
+    return saved_text(groups)
 
 
 def with_checkpointing(strategy: str) -> str:

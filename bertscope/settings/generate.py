@@ -143,15 +143,5 @@ def keywords() -> str:
     return text
 
 
-def markdown(*records: type[Settings]) -> str:
-    """Return the table of settings for the documentation."""
-    table = rows(*records)
-    lines = ["| setting | takes | default | meaning |", "|---|---|---|---|"]
-    for name, row in table.items():
-        default = "" if row.default in (None, (), "") else f"`{str(row.default).lower()}`"
-        lines.append(f"| `{name}` | {row.takes} | {default} | {row.help} |")
-    return "\n".join(lines) + "\n"
-
-
 if __name__ == "__main__":
     KEYWORDS.write_text(keywords(), encoding="utf-8")
