@@ -51,11 +51,6 @@ def flops_text(flops: int) -> str:
     return f"{number} {prefix}FLOP"
 
 
-def signed_text(difference: int) -> str:
-    """Return a difference with its sign: `+1,536`."""
-    return f"{difference:+,}"
-
-
 def bytes_text(size_bytes: int, *, unit_of: int | None = None) -> str:
     """Return bytes in the binary unit that keeps the number below 1024: `413.29 MiB` (1 MiB = 2**20 B).
 

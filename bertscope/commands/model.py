@@ -17,13 +17,12 @@ from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.settings.rows import is_code
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.find import stored_alone, weights_path
-from bertscope.units import count_text, signed_text
+from bertscope.units import count_text
 
 if TYPE_CHECKING:
     from bertscope.checkpoints.reading import Checkpoint
     from bertscope.reports.modules import CountReport, FlopsReport
 
-_NEWER = "elementwise_affine=True, bias=True)"  # how a newer torch ends the print of a LayerNorm
 _STEP_BY_STEP = "eager"  # the kernel of which each step is a tensor
 
 
@@ -84,8 +83,8 @@ def _judge(expected: int | None, unique: int, other: int, convention: str) -> in
             print(f"as expected: {name} {count_text(got)}", file=sys.stderr)
             return 0
     text = (
-        f"not as expected: expected {count_text(expected)}, got {count_text(unique)} unique parameters (difference "
-        f"{signed_text(unique - expected)}), {convention} {count_text(other)} ({signed_text(other - expected)})"
+        f"not as expected: expected {expected:,}, got {unique:,} unique parameters (difference "
+        f"{unique - expected:+,}), {convention} {other:,} ({other - expected:+,})"
     )
     print(text, file=sys.stderr)
     return 1
@@ -160,11 +159,6 @@ def _show_as_torch(call: CommandLine) -> None:
         text = text.replace("(0-1): 2 x", f"(0-{source.layers - 1}): {source.layers} x", 1)
     report = PrintReport(subject=subject(built, source.name), text=text)
     show(report, "text" if call.fmt == "table" else call.fmt, call.output)
-    if source.bert_config and _NEWER in report.text:
-        version = report.subject.torch_version
-        note(
-            f"torch {version} ends the line of each LayerNorm with ', bias=True', which older versions of torch do not"
-        )
 
 
 def flops(call: CommandLine) -> None:

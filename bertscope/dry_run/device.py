@@ -167,7 +167,7 @@ class FakeGpu(Device):
                 raise
             reason = str(error).partition("\n")[0][:200] or type(error).__name__
             raise NoRule(f"{operator} has no rule: {reason}") from None
-        self._keep(operator, out, known, leaves)
+        self._keep(out, known, leaves)
         return tree_map(
             lambda leaf: self.on_cpu(leaf) if isinstance(leaf, self.fake) and not self.has(leaf) else leaf, out
         )
@@ -230,13 +230,13 @@ class FakeGpu(Device):
         """Return the value of a one-element tensor; a float that is not known is 1, another number 0."""
         known, kind = self.value(tensor), tensor.dtype
         is_float = kind.is_floating_point
-        if (known is None and not is_float) or _GUESSED in vars(tensor):
+        if not is_float and (known is None or _GUESSED in vars(tensor)):
             self.on_unknown("item")
         return known.item() if known is not None else 1.0 if is_float else False if kind == torch.bool else 0
 
     def passed_on(self, tensor: Any, number: Any) -> Any:
         """Return the number that a script gets from a tensor; a float that is not known tells of its comparisons."""
-        is_known = self.value(tensor) is not None and _ONE not in vars(tensor)
+        is_known = self.value(tensor) is not None and _GUESSED not in vars(tensor)
         return number if is_known or not isinstance(number, float) else UnknownFloat(number, self.on_unknown)
 
     def on_cpu(self, tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -278,22 +278,19 @@ class FakeGpu(Device):
             if known is not None:
                 self.stale[storage_key(known)] = known
 
-    def _keep(self, operator: Any, out: Any, known: Any, leaves: list[Any]) -> None:
+    def _keep(self, out: Any, known: Any, leaves: list[Any]) -> None:
         """Keep the values of results; a single float without one is 1."""
         results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, self.fake)]
-        is_guess = any(_GUESSED in vars(leaf) for leaf in leaves if isinstance(leaf, self.fake))
+        guess = {_GUESSED: True}
         if known is not None:
             values = [leaf for leaf in tree_leaves(known) if isinstance(leaf, torch.Tensor)]
-            is_one = any(_ONE in vars(leaf) for leaf in leaves if isinstance(leaf, self.fake))
-            is_guess |= is_one and operator_name(operator) in _COMPARED
+            guess = guess if any(_GUESSED in vars(leaf) for leaf in leaves if isinstance(leaf, self.fake)) else {}
             for tensor, value in zip(results, values, strict=False):
-                if _is_kept(value):
-                    vars(tensor)[_VALUE] = value
-                    vars(tensor).update({_ONE: True} if is_one else {}, **({_GUESSED: True} if is_guess else {}))
+                vars(tensor).update({_VALUE: value, **guess} if _is_kept(value) else {})
             return
         for tensor in results:
             if tensor.dim() == 0 and tensor.dtype.is_floating_point:
-                vars(tensor)[_VALUE], vars(tensor)[_ONE] = torch.ones((), dtype=tensor.dtype), True
+                vars(tensor).update({_VALUE: torch.ones((), dtype=tensor.dtype), **guess})
 
     # ---- memory ----
 
@@ -348,7 +345,7 @@ _OF_GPU = (
     "dummy base class", "'torch._C' has no attribute", "not compiled with CUDA", "CUDA driver", "ATen_cuda",
     "no fake impl", "nested_int",
 )  # fmt: skip
-_VALUE, _ONE, _GUESSED = "_bertscope_value", "_bertscope_one", "_bertscope_guessed"
+_VALUE, _GUESSED = "_bertscope_value", "_bertscope_guessed"  # which of them follow from a loss that is 1.0
 
 
 def _is_kept(value: torch.Tensor) -> bool:

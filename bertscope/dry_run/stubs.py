@@ -29,11 +29,12 @@ from bertscope.torch_access.distributed import fake_store
 from bertscope.torch_access.fake_gpu import NoRule, Put, loading
 
 _MEMORY = 80 * 2**30  # of a GPU without a name
-# Functions of torch.cuda that return nothing: seeds and states of the GPU, and what waits for it or empties it.
+# Functions of torch.cuda that return nothing: what waits for the GPU or empties it, and calls that wait for CUDA to be
+# initialized, as seeds do.
 _IGNORED = """
-    _lazy_init _lazy_call init set_device synchronize ipc_collect manual_seed manual_seed_all seed seed_all
-    set_rng_state set_rng_state_all set_per_process_memory_fraction _record_memory_history _dump_snapshot check_error
-    mark range_push range_pop range_start range_end set_device_index set_device_idx
+    _lazy_init _lazy_call init set_device synchronize ipc_collect set_per_process_memory_fraction
+    _record_memory_history _dump_snapshot check_error mark range_push range_pop range_start range_end set_device_index
+    set_device_idx
 """
 _ZERO = """
     current_device current_device_index current_device_idx initial_seed utilization _exchange_device
@@ -183,23 +184,23 @@ def _cuda(put: Put, device: FakeGpu) -> None:
     total = gpu.memory_bytes if gpu is not None else _MEMORY
     limit = total if allocator.limit_bytes is None else allocator.limit_bytes
     able = (capability(gpu) if gpu is not None else None) or (8, 0)
-    name = gpu.name if gpu is not None else "simulated GPU"
     about = SimpleNamespace(
-        name=name, major=able[0], minor=able[1], total_memory=total, gcnArchName="", warp_size=32, is_integrated=0,
-        uuid="", multi_processor_count=(processors(gpu) if gpu is not None else None) or 108,
+        name=gpu.name if gpu is not None else "simulated GPU", major=able[0], minor=able[1], total_memory=total,
+        gcnArchName="", warp_size=32, is_integrated=0, uuid="",
+        multi_processor_count=(processors(gpu) if gpu is not None else None) or 108,
         max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
         shared_memory_per_block_optin=166912, L2_cache_size=2**25,
     )  # fmt: skip
     state = torch.zeros(16, dtype=torch.uint8)
 
-    def stats(*_: Any) -> Any:
+    def stats(*_: Any, **__: Any) -> Any:
         counters: dict[str, int] = defaultdict(int)
         for kind in ("allocated", "reserved"):
             counters[f"{kind}_bytes.all.current"] = getattr(allocator, f"{kind}_bytes")
             counters[f"{kind}_bytes.all.peak"] = getattr(allocator, f"peak_{kind}_bytes")
         return counters
 
-    def reset(*_: Any) -> None:
+    def reset(*_: Any, **__: Any) -> None:
         allocator.peak_allocated_bytes = allocator.allocated_bytes
         allocator.peak_reserved_bytes = allocator.reserved_bytes
 
@@ -210,21 +211,15 @@ def _cuda(put: Put, device: FakeGpu) -> None:
     answers |= dict.fromkeys(_HANDLES.split(), _Handle) | {
         "is_available": True, "is_initialized": True, "is_current_stream_capturing": False, "memory_summary": "",
         "device_count": lambda: max(_number("LOCAL_WORLD_SIZE", 1), _number("LOCAL_RANK", 0) + 1),
-        "current_accelerator": torch.device("cuda"), "get_device_name": name, "get_device_capability": able,
-        "get_device_properties": about, "get_arch_list": [f"sm_{able[0]}{able[1]}"],
-        "is_bf16_supported": has_bf16,
-        "empty_cache": allocator.release_free_memory,
-        "memory_allocated": lambda *_: allocator.allocated_bytes,
-        "max_memory_allocated": lambda *_: allocator.peak_allocated_bytes,
-        "memory_reserved": lambda *_: allocator.reserved_bytes,
-        "max_memory_reserved": lambda *_: allocator.peak_reserved_bytes,
-        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), reset),
+        "current_accelerator": torch.device("cuda"), "get_device_properties": about,
+        "get_arch_list": [f"sm_{able[0]}{able[1]}"], "is_bf16_supported": has_bf16,
+        "empty_cache": allocator.release_free_memory, "reset_peak_memory_stats": reset,
         **dict.fromkeys(("mem_get_info", "get_memory_info"), lambda *_: (
             max(limit - allocator.reserved_bytes, 0), total)),
         "memory_stats": stats, "get_allocator_backend": "native",
         "version": (2, 27, 7),  # of NCCL
         "_snapshot": {"segments": [], "device_traces": []}, "memory_snapshot": [],
-        "get_rng_state": lambda *_: state.clone(), "get_rng_state_all": lambda: [state.clone()],
+        "get_rng_state": lambda *_, **__: state.clone(),
     }  # fmt: skip
     starts = ("torch.cuda", "torch.accelerator")
     for module in [module for name, module in sys.modules.items() if name.startswith(starts)]:

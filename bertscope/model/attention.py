@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from bertscope.config import BertConfig
 from bertscope.errors import BertscopeWarning
-from bertscope.torch_access import Embedding
 
 KeyValue = tuple[Tensor, Tensor]
 
@@ -45,7 +44,7 @@ class BertSelfAttention(nn.Module):
         if self.position_embedding_type != "absolute":
             self.max_position_embeddings = config.max_position_embeddings
             # One vector for each distance from -(max - 1) to max - 1.
-            self.distance_embedding = Embedding(2 * config.max_position_embeddings - 1, self.attention_head_size)
+            self.distance_embedding = nn.Embedding(2 * config.max_position_embeddings - 1, self.attention_head_size)
         self.is_decoder = config.is_decoder
 
     def split_heads(self, projected: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from bertscope.model.attention import BertAttention, KeyValue, _ResidualOutput, 
 from bertscope.model.modules import selective_contexts
 from bertscope.model.save_policy import save_contexts
 from bertscope.settings.checkpointing import Checkpointing
-from bertscope.torch_access import Embedding, index_row
+from bertscope.torch_access import index_row
 
 Tensors = tuple[Tensor, ...]
 
@@ -244,9 +244,9 @@ class BertEmbeddings(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.word_embeddings = Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.position_embeddings = Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = Embedding(config.type_vocab_size, config.hidden_size)
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         # In capitals, as in the TensorFlow variable and therefore in the checkpoints' keys.
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)

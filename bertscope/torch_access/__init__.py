@@ -27,7 +27,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
-    "Embedding",
     "index_row",
     "load_dynamo_later",
     "nn",
@@ -77,15 +76,6 @@ class DispatchMode(TorchDispatchMode):
         return False
 
 
-class Embedding(nn.Embedding):
-    """torch's Embedding without initial values on meta, where `normal_()` imports torch._dynamo (1.4 s)."""
-
-    def reset_parameters(self) -> None:
-        """Initialize a real weight, and no weight on meta."""
-        if not self.weight.is_meta:
-            super().reset_parameters()
-
-
 def _unless_on_meta(owner: Any, name: str) -> tuple[Any, str, Any, Any]:
     """Return a method that gives initial values, with one that leaves a tensor, or a weight, on meta as it is."""
     original = getattr(owner, name)
@@ -97,8 +87,9 @@ def _unless_on_meta(owner: Any, name: str) -> tuple[Any, str, Any, Any]:
     return owner, name, original, fill
 
 
-# Initial values of tensors on meta take half of a build. The modules are those that a BERT has by the hundred.
-_FILLING = [_unless_on_meta(kind, "reset_parameters") for kind in (nn.Linear, nn.LayerNorm)]
+# Initial values of tensors on meta take half of a build, and `normal_` imports torch._dynamo there (1.4 s). The modules
+# are those of a BERT, which has them by the hundred.
+_FILLING = [_unless_on_meta(kind, "reset_parameters") for kind in (nn.Linear, nn.LayerNorm, nn.Embedding)]
 _FILLING += [_unless_on_meta(torch.Tensor, name) for name in ("uniform_", "normal_", "fill_", "zero_")]
 
 

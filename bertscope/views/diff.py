@@ -10,7 +10,7 @@ from bertscope.errors import named, one_line, shown
 from bertscope.reports.base import Shape
 from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport, VerifyRow
 from bertscope.reports.page import DiffReport
-from bertscope.units import bytes_text, count_text, counted, shape_text, signed_text
+from bertscope.units import bytes_text, count_text, counted, shape_text
 from bertscope.views.columns import Column, attribute, copies_text, csv_only, listed, number, values
 from bertscope.views.console import Target
 from bertscope.views.views import Table, View
@@ -22,7 +22,7 @@ _SHOWN_FILES, _NAMES, _LINE = 3, 50, 80  # files of a checkpoint; characters of 
 
 
 def _difference(totals: dict[str, Any]) -> str:
-    return "--" if None in totals.values() else signed_text(totals["b"] - totals["a"])
+    return "--" if None in totals.values() else f"{totals['b'] - totals['a']:+,}"
 
 
 _FIELDS = (attribute("setting", "field"), attribute("a", "a", missing="--"), attribute("b", "b", missing="--"))
@@ -37,7 +37,7 @@ _ROWS = (
     Column("parameter", _parameter, values("path")),
     attribute("change", "status", detail=True),
     csv_only(values("copies")),
-    Column("difference", lambda row: signed_text(row.params_b - row.params_a), values("params_a", "params_b"),
+    Column("difference", lambda row: f"{row.params_b - row.params_a:+,}", values("params_a", "params_b"),
            right=True, csv_order=1),
     attribute("shape in a", "shape_a", text=shape_text, as_text="shape_a", missing="--", detail=True),
     attribute("shape in b", "shape_b", text=shape_text, as_text="shape_b", missing="--", detail=True),

@@ -15,7 +15,7 @@ from bertscope.reports.memory import EVALUATING, REDUCE_SCATTER, Memory, MemoryR
 from bertscope.reports.step import NO, UNCERTAIN, YES, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
-from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text, signed_text
+from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text
 from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, in_phase, listed, number, reader, shown_columns, values
 from bertscope.views.console import PARTS, Target, lists_all
@@ -308,7 +308,7 @@ def _error_text(variant: Variant) -> str:
         return ""
     size, percent = variant.largest_error[0], f"{100 * (variant.error or 0.0):+.4f} %"
     is_small = percent.strip("+-0. %") == ""
-    return f"{signed_text(size) if size else '0'} bytes" if is_small else percent
+    return percent if not is_small else f"{size:+,} bytes" if size else "0 bytes"
 
 
 def saved_table(report: MemoryReport) -> Table:

@@ -17,7 +17,7 @@ from bertscope.reports.tool import (
     PresetsReport,
     PrintReport,
 )
-from bertscope.units import bytes_text, count_text, counted, html_text, signed_text
+from bertscope.units import bytes_text, count_text, counted, html_text
 from bertscope.views.columns import Column, attribute, csv_only, number, values
 from bertscope.views.console import Target, painted
 from bertscope.views.views import Table, View
@@ -90,7 +90,7 @@ def _findings(report: CheckReport, target: Target | None) -> list[Table]:
         attribute("expectation", "key", text=one_line),
         attribute("expected", "expected", text=_value, right=True),
         attribute("got", "got", text=_value, right=True),
-        number("difference", "difference", lambda value: signed_text(value) if value else "",
+        number("difference", "difference", lambda value: f"{value:+,}" if value else "",
                csv=["difference", "tolerance"]),
         Column("place", lambda row: one_line(f"{row.path}:{row.line}") if _is_wrong(row) else "",
                values("path", "line"), is_wide=1),
