@@ -52,19 +52,17 @@ def _call(result: int, what: str) -> None:
         raise Refused(number, f"{what}: {os.strerror(number)}")
 
 
-class _System:
-    """The system calls that the standard library lacks; each raises Refused."""
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
 
-    def __init__(self) -> None:
-        self.library = ctypes.CDLL(None, use_errno=True)
 
-    def mount(self, source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-        arguments = (text.encode() or None for text in (source, target, kind))
-        _call(self.library.mount(*arguments, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
+def _mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    arguments = (text.encode() or None for text in (source, target, kind))
+    _call(_LIBRARY.mount(*arguments, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
 
-    def read_only(self, path: str) -> None:
-        attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
-        _call(self.library.syscall(_MOUNT_SETATTR, -100, path.encode(), _AT_RECURSIVE, attributes, 32), f"mount {path}")
+
+def _make_read_only(path: str) -> None:
+    attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
+    _call(_LIBRARY.syscall(_MOUNT_SETATTR, -100, path.encode(), _AT_RECURSIVE, attributes, 32), f"mount {path}")
 
 
 def enter(folder: str, *, network: bool = False) -> None:
@@ -75,9 +73,9 @@ def enter(folder: str, *, network: bool = False) -> None:
     """
     if sys.platform != "linux":
         raise Refused(0, "it needs Linux")
-    system, (user, group) = _System(), (os.getuid(), os.getgid())
+    user, group = os.getuid(), os.getgid()
     spaces = sum(value for name, value in _NEW.items() if name != "network" or not network)
-    _call(system.library.unshare(spaces), "namespaces")
+    _call(_LIBRARY.unshare(spaces), "namespaces")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         Path(f"/proc/self/{name}").write_text(text)
     ready, told = os.pipe()
@@ -91,8 +89,8 @@ def enter(folder: str, *, network: bool = False) -> None:
     try:
         os.close(ready)
         die_with_parent()
-        _cover(system, folder)
-        _drop_privileges(system)
+        _cover(folder)
+        _drop_privileges()
     except (OSError, ValueError) as error:
         os.write(told, str(error).encode()[:500] or b"refused")
         os._exit(1)
@@ -133,13 +131,13 @@ class _Cover:
     So such a folder is made anew, and what is in it is covered separately.
     """
 
-    def __init__(self, system: _System, folder: str) -> None:
-        self.system, self.folder, self.root = system, folder, f"{folder}/root"
+    def __init__(self, folder: str) -> None:
+        self.folder, self.root = folder, f"{folder}/root"
         self.mounts, self.number = _mounts(), 0
-        system.mount("", "/", flags=_RECURSIVE | _PRIVATE)
-        system.mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, f"size={_MOST_WRITTEN},mode=0700")
+        _mount("", "/", flags=_RECURSIVE | _PRIVATE)
+        _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, f"size={_MOST_WRITTEN},mode=0700")
         os.mkdir(self.root)
-        system.mount(self.root, self.root, flags=_BIND)  # a new root has to be a mount
+        _mount(self.root, self.root, flags=_BIND)  # a new root has to be a mount
 
     def add(self, path: str) -> None:
         if path in ("/dev", "/proc", "/sys", self.folder) or self.mounts.get(path) in _VIRTUAL:
@@ -150,8 +148,8 @@ class _Cover:
             try:
                 self.overlay(path)
             except OSError:  # such as a file system that is no lower layer
-                self.system.mount(path, target, flags=_BIND | _RECURSIVE)
-                self.system.read_only(target)
+                _mount(path, target, flags=_BIND | _RECURSIVE)
+                _make_read_only(target)
             return
         os.chmod(target, os.stat(path).st_mode & 0o7777)
         for entry in os.scandir(path):
@@ -164,8 +162,8 @@ class _Cover:
                     self.add(entry.path)
             elif entry.is_file():
                 Path(covered).touch()
-                self.system.mount(entry.path, covered, flags=_BIND)
-                self.system.read_only(covered)
+                _mount(entry.path, covered, flags=_BIND)
+                _make_read_only(covered)
 
     def overlay(self, path: str) -> None:
         """Cover a folder by a layer that takes what is written."""
@@ -176,45 +174,45 @@ class _Cover:
         os.chmod(upper, os.stat(path).st_mode & 0o7777)
         lower = re.sub(r"([\\:,])", r"\\\1", path)
         options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
-        self.system.mount("overlay", self.root + path, "overlay", _NOSUID | _NODEV, options)
+        _mount("overlay", self.root + path, "overlay", _NOSUID | _NODEV, options)
 
 
-def _cover(system: _System, folder: str) -> None:
+def _cover(folder: str) -> None:
     """Build the new root, with devices that hold nothing, and change to it."""
-    here, cover = os.getcwd(), _Cover(system, folder)
+    here, cover = os.getcwd(), _Cover(folder)
     cover.add("/")
     root = cover.root
-    system.mount("tmpfs", f"{root}/dev", "tmpfs", _NOSUID, "size=1m,mode=0755")
+    _mount("tmpfs", f"{root}/dev", "tmpfs", _NOSUID, "size=1m,mode=0755")
     for name in _DEVICES:
         Path(f"{root}/dev/{name}").touch()
-        system.mount(f"/dev/{name}", f"{root}/dev/{name}", flags=_BIND)
+        _mount(f"/dev/{name}", f"{root}/dev/{name}", flags=_BIND)
     os.mkdir(f"{root}{_SHARED}")
-    system.mount("tmpfs", root + _SHARED, "tmpfs", _NOSUID | _NODEV, "size=2g,mode=1777")
+    _mount("tmpfs", root + _SHARED, "tmpfs", _NOSUID | _NODEV, "size=2g,mode=1777")
     for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{number}", f"{root}/dev/{name}")
     try:
-        system.mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV)
+        _mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV)
     except OSError:  # a container hides parts of it
-        system.mount("/proc", f"{root}/proc", flags=_BIND | _RECURSIVE)
-    system.read_only(f"{root}/proc")
+        _mount("/proc", f"{root}/proc", flags=_BIND | _RECURSIVE)
+    _make_read_only(f"{root}/proc")
     if os.path.isdir("/sys"):
-        system.mount("/sys", f"{root}/sys", flags=_BIND | _RECURSIVE)
-        system.read_only(f"{root}/sys")
+        _mount("/sys", f"{root}/sys", flags=_BIND | _RECURSIVE)
+        _make_read_only(f"{root}/sys")
     os.chdir(root)
-    _call(system.library.syscall(_PIVOT_ROOT, b".", b"."), "pivot_root")
-    _call(system.library.umount2(b".", _DETACH), "umount")
+    _call(_LIBRARY.syscall(_PIVOT_ROOT, b".", b"."), "pivot_root")
+    _call(_LIBRARY.umount2(b".", _DETACH), "umount")
     os.chdir(here)
 
 
-def _drop_privileges(system: _System) -> None:
+def _drop_privileges() -> None:
     """Give up what the user namespace allows, so that the script cannot undo the mounts."""
-    prctl: Callable[..., int] = system.library.prctl
+    prctl: Callable[..., int] = _LIBRARY.prctl
     for number in range(64):
         prctl(_DROP_BOUND, number, 0, 0, 0)
     prctl(_SECURE_BITS, _NO_ROOT, 0, 0, 0)
     _call(prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "privileges")
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    _call(system.library.capset(header, none), "privileges")
+    _call(_LIBRARY.capset(header, none), "privileges")
     _call(prctl(_FILTER, 2, ctypes.byref(_SocketFilter()), 0, 0), "sockets")
 
 
