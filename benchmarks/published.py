@@ -113,7 +113,7 @@ class Published:
     def run_config(self) -> RunConfig:
         """Return the run of the program."""
         values = read_settings({**self.settings, "batch": self.batch, "seq": self.seq, "device": "cuda"})
-        return Request(question="estimate", sources=(values,)).resolved().runs[0]
+        return Request(question="estimate", sources=(values,)).resolved()[0][0]
 
     @property
     def run_text(self) -> str:

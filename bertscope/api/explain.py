@@ -163,10 +163,11 @@ def flops(
         if unused := sorted(request.named - {"mode"}):
             raise SelectionError(f"{unused[0]} is for a run without inputs; a given module already has some")
         module, shown = requests.built(request.subject, name)
-        ((run_config, _),) = requests.resolved(request).points
+        ((run_config, _),) = requests.resolved(request)
         return work.flops(module, tensors, mode=run_config.mode, name=shown)
     source = source_of(request.subject, name=name)
-    runs = request.resolved(**QUESTIONS["flops"].defaults, **requests.default_length(request, source)).runs
+    points = request.resolved(**QUESTIONS["flops"].defaults, **requests.default_length(request, source))
+    runs = [run for run, *_ in points]
     if runs[0].mode not in (INFERENCE, TRAINING):
         raise SelectionError(f"FLOPs depend on mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
     batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))

@@ -25,7 +25,7 @@ from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, Ste
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, Source, read_settings
 from bertscope.settings.rows import SettingError
-from bertscope.settings.run_config import AUTOCAST, CUDA, QUESTIONS, STORED, Limit, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CUDA, STORED, Limit, RunConfig
 from bertscope.settings.training import LEANER
 from bertscope.sources.find import Model, source_of
 from bertscope.sources.lengths import read_lengths
@@ -60,7 +60,7 @@ class ModelRequest:
     @classmethod
     def of(cls, request: Request, source: ModelSource, **defaults: Any) -> ModelRequest:
         """Return the work of all runs; a function that compares limits has one for each."""
-        return cls(request, source, requests.resolved(request, source, **defaults).points)
+        return cls(request, source, requests.resolved(request, source, **defaults))
 
     @property
     def by_precision(self) -> list[RunConfig]:
@@ -264,7 +264,7 @@ def training_script(model: Model | Request, *, name: str | None = None, **settin
 
     request = requests.request_of("estimate", model, settings)
     source = source_of(request.subject, name=name)
-    return loop_script(source, requests.resolved(request, source).runs[0])
+    return loop_script(source, requests.resolved(request, source)[0][0])
 
 
 @public_function()
@@ -305,7 +305,7 @@ def _profile_module(request: Request, tensors: Any, name: str | None) -> MemoryR
             unused[0],
         )
     if tensors is None:
-        records = requests.resolved(request, None, precision=STORED, **requests.loop_of(module)).points[0]
+        records = requests.resolved(request, None, precision=STORED, **requests.loop_of(module))[0]
     else:
         request = requests.of_module(request)
         records = requests.module_records(request, module)
@@ -325,9 +325,9 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
 
     if "nproc" not in request.named and request.named & {"strategy", "mesh", "world_size"}:
         raise request.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
-    records = requests.resolved(request, source)
-    runs = [run for run, *_ in records.points]
-    _, _, measurement, launch = records.points[0]
+    points = requests.resolved(request, source)
+    runs = [run for run, *_ in points]
+    _, _, measurement, launch = points[0]
     ranks, wants_calibration = launch.nproc or 1, "calibration" in (request.wants or ())
     if wants_calibration and (runs[0].device != CUDA or launch.nproc is not None):
         raise request.error("--save measures a CUDA GPU in one process: give {device} cuda, and no {nproc}", "device")
@@ -410,19 +410,19 @@ def fits(
     """
     tensors = requests.inputs_of(inputs, settings)
     keywords = {**settings} if budget is None else {**settings, "budget": budget}
-    compared = (*QUESTIONS["fits"].compared, *(() if batch_total is None else ("strategy",)))
-    request = requests.request_of("fits", model, keywords, compared=compared).without("batch")
+    request = requests.request_of("fits" if batch_total is None else "fewest", model, keywords).without("batch")
     source = source_of(request.subject, name=name, inputs=requests.batched(tensors))
     ranks: dict[str, Any] = {}
     if batch_total is not None:
         request, ranks = _without_ranks(request, batch), {"strategy": SEARCHED, "world_size": 2}
-    known, limits = Simulator(source), requests.resolved(request, source, **ranks).limits
+    known = Simulator(source)
+    limits = list(dict.fromkeys(limit for _, limit in requests.resolved(request, source, **ranks)))
     reports: list[FitReport] = []
     for limit in limits:
         half = f"{AUTOCAST}{half_precision(find_gpu(limit.gpu) if limit.gpu else None)}"
         usual = {"precision": [STORED if source.has_own_dtypes else FP32.name, half]}
         usual["checkpointing"] = list(known.facts(RunConfig()).strategies)
-        points = requests.resolved(request, source, **ranks, **usual).points
+        points = requests.resolved(request, source, **ranks, **usual)
         work = ModelRequest(request, source, [point for point in points if point[1] == limit])
         simulator = work.simulator(known, is_timed=limit.time and batch_total is None)
         runs = work.by_precision
@@ -502,10 +502,10 @@ def plan(
     is_timed = work.limit.time or work.calibration is not None
     simulator = work.simulator(known=Simulator(source, one_batch=True), is_timed=is_timed)
 
-    def changed_run(changes: dict[str, Any]) -> RunConfig:
+    def changed_run(changes: dict[str, Any]) -> Any:
         """Return the run with other settings."""
         changed = read_settings({name: value for name, value in changes.items() if name != "lora"})
-        return requests.resolved(request.over(changed), source).runs[0]
+        return requests.resolved(request.over(changed), source)[0][0]
 
     texts = may_change.split(",") if isinstance(may_change, str) else may_change
     names = tuple(text.strip() for text in texts if text.strip())

@@ -63,11 +63,8 @@ def report(
         takes = source.strategies(built_for_counting(source))
         usual = {"checkpointing": [name for name in (NONE, FULL) if name in takes]}
         usual["precision"] = [STORED if source.has_own_dtypes else FP32.name]
-        records = requests.resolved(request, source, **batch, **usual)
-        works.append(ModelRequest(request, source, records.points))
+        works.append(ModelRequest.of(request, source, **batch, **usual))
     run, limit, gpu = works[0].run, works[0].limit, works[0].gpu
-    if len(records.limits) > 1 or any((other.batch, other.seq) != (run.batch, run.seq) for other in works[0].runs):
-        raise SelectionError("a page is about one batch, one length and one GPU; give one of each")
     if not fit and "budget" in request.named:
         raise request.error("{budget} is for the fit table, which is left out", "budget")
     expect(len(sources) * (3 + fit))  # the stages of a model: parameters, FLOPs, memory, and maybe the fit table

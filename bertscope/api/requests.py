@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bertscope.settings.keywords import GivenInputs
-    from bertscope.settings.request import Request, Resolved
+    from bertscope.settings.request import Request
     from bertscope.torch_access import nn
     from bertscope.tracing.module_tree import InOut
 
@@ -204,7 +204,7 @@ def longest_input(source: ModelSource, usual: int) -> int:
     return positions(source.build())
 
 
-def request_of(question: str, model: Any, settings: Mapping[str, Any], **changes: Any) -> Request:
+def request_of(question: str, model: Any, settings: Mapping[str, Any]) -> Request:
     """Return a public function's request: the keywords, and behind them what a front end passes as `model`.
 
     A training file precedes a project's defaults. A plan's run is a default between both; its strategy is
@@ -213,9 +213,9 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any], **changes
     from bertscope.settings.request import Request, read_settings
 
     row = QUESTIONS[question]
-    request = model if isinstance(model, Request) else Request.of(question, model)
+    request = model if isinstance(model, Request) else Request(question=question, subject=model)
     keywords = with_objects(settings, request.subject)
-    request = replace(request, **{"question": question, "records": row.records, "compared": row.compared} | changes)
+    request = replace(request, question=question)
     file, plan = (keywords.pop(name, None) if name in row.files else None for name in ("training_file", "plan"))
     file, plan = (request.training_file if file is None else file), (request.plan if plan is None else plan)
     for name in row.unused:
@@ -234,8 +234,8 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any], **changes
     return request
 
 
-def resolved(request: Request, source: ModelSource | None = None, **defaults: Any) -> Resolved:
-    """Return the runs and limits, with the function's defaults; parameters of own code keep their dtypes."""
+def resolved(request: Request, source: ModelSource | None = None, **defaults: Any) -> list[tuple[Any, ...]]:
+    """Return the records of each run, with the function's defaults; parameters of own code keep their dtypes."""
     defaults = {**QUESTIONS[request.question].defaults, **defaults}
     if source is not None:
         defaults |= default_length(request, source, defaults.get("seq", RunConfig.seq))
@@ -270,7 +270,7 @@ def module_records(request: Request, module: nn.Module) -> tuple[Any, ...]:
     if fixed := next(determined, ""):
         allowed = ", ".join(key for key, row in table.items() if row.of_modules)
         raise SelectionError(f"{fixed} is determined by the module and its inputs; allowed: {allowed}")
-    ((run_config, limit, *further),) = request.resolved(precision=STORED, **loop_of(module)).points
+    ((run_config, limit, *further),) = request.resolved(precision=STORED, **loop_of(module))
     if run_config.precision != STORED and not run_config.autocast:
         raise SelectionError(f"the module determines its dtypes; precision is {STORED} or {AUTOCAST}...")
     return run_config, limit, *further

@@ -46,7 +46,7 @@ def run(
     """
     request = request_of("run", script, settings)
     code: Any = request.subject
-    ((run_config, limit, dry),) = resolved(request).points
+    ((run_config, limit, dry),) = resolved(request)
     gpu = find_gpu(limit.gpu) if limit.gpu is not None else None
     budget = gpu.memory_bytes if gpu is not None else limit.budget
     if limit.context is not None and budget is None:

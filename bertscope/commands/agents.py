@@ -80,7 +80,7 @@ def _report(tool: str, arguments: dict[str, Any]) -> Any:
     source = read_settings(arguments, compared=question.compared, records=question.records, is_text=True)
     model = {name: options.pop(name) for name in _OF_MODEL if name in options}
     subject: Any = find(**model) if model else None
-    subject = Request.of(tool, subject, [source]) if question.records else subject
+    subject = Request(question=tool, subject=subject, sources=(source,)) if question.records else subject
     function, file = getattr(bertscope, tool), options.pop("file", "")
     if tool == "check":
         return function(options["files"])

@@ -228,7 +228,9 @@ def _request(command: Command, options: Mapping[str, Any], defaults: Project | N
     if defaults:
         sources += [{name: value for name, value in defaults.source.items()
                      if name in names and (name in question.compared or len(value.values) == 1)}]  # fmt: skip
-    request = requests.Request.of(command.name, None, sources, training_file=file, plan=options.get("plan"))
+    request = requests.Request(
+        question=command.name, sources=tuple(sources), training_file=file, plan=options.get("plan")
+    )
     if defaults and sources[1]:
         values = (request if file is None else request.with_file(file)).values()
         defaults.note_used([name for name, value in sources[1].items() if values.get(name) == value])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from bertscope.settings.rows import (
     quoted,
     rows,
 )
-from bertscope.settings.run_config import ESTIMATED, QUESTIONS, Limit, RunConfig
+from bertscope.settings.run_config import ESTIMATED, QUESTIONS
 
 Report = TypeVar("Report")
 
@@ -90,22 +90,6 @@ def unknown_setting(name: str, known: Collection[str]) -> str:
     return f"there is no setting {name[:60]!r}; {hint}"
 
 
-class Resolved(Record, kw_only=False):
-    """Each run's records, such as its RunConfig and its Limit, in the order in which they were asked."""
-
-    points: tuple[tuple[Any, ...], ...]
-
-    @property
-    def runs(self) -> tuple[RunConfig, ...]:
-        """Return the runs, each once."""
-        return tuple(dict.fromkeys(point[0] for point in self.points))
-
-    @property
-    def limits(self) -> tuple[Limit, ...]:
-        """Return the limits, each once."""
-        return tuple(dict.fromkeys(point[1] for point in self.points))
-
-
 class Combination(NamedTuple):
     """One combination of values: the settings, those left out, and the records that they give, or the error."""
 
@@ -126,18 +110,19 @@ class Request(Record):
     question: str
     subject: Any = None
     sources: tuple[Source, ...] = ()
-    records: tuple[type[Settings], ...] = ESTIMATED
-    compared: Collection[str] = ()  # the settings that may have several values
     training_file: Any = None
     plan: Any = None
     wants: Collection[str] | None = None  # None: the report alone
 
-    @classmethod
-    def of(cls, name: str, subject: Any, sources: Sequence[Source] = (), **fields: Any) -> Request:
-        """Return the request of a public function about a subject."""
-        question = QUESTIONS[name]
-        fields = {"records": question.records, "compared": question.compared, **fields}
-        return cls(question=name, subject=subject, sources=tuple(sources), **fields)
+    @property
+    def records(self) -> tuple[type[Settings], ...]:
+        """Return the records of settings that the function takes."""
+        return QUESTIONS[self.question].records
+
+    @property
+    def compared(self) -> Collection[str]:
+        """Return the settings that may have several values."""
+        return QUESTIONS[self.question].compared
 
     @property
     def named(self) -> set[str]:
@@ -249,13 +234,13 @@ class Request(Record):
                 other = table[name].unmet(values)
                 raise placed(SettingError(no_effect(table[name], table[other], values[other]), [name, other]), chosen)
 
-    def resolved(self, **defaults: Any) -> Resolved:
-        """Return the records that the sources ask for; `defaults` come after all. Raises SettingError with its place.
+    def resolved(self, **defaults: Any) -> list[tuple[Any, ...]]:
+        """Return each run's records, such as its RunConfig and Limit; `defaults` come after the sources.
 
-        Several values for a setting give one run for each combination.
+        Several values for a setting give one run for each combination. Raises SettingError with its place.
 
-        >>> request = Request.of("flops", "bert-tiny", [read_settings({"batch": [8, 16]}, compared=["batch"])])
-        >>> [run.batch for run in request.resolved().runs]
+        >>> batches = read_settings({"batch": [8, 16]}, compared=["batch"])
+        >>> [run.batch for run, _ in Request(question="flops", subject="bert-tiny", sources=(batches,)).resolved()]
         [8, 16]
         """
         weakest = read_settings(defaults, compared=self.compared, is_default=True, records=self.records)
@@ -264,7 +249,7 @@ class Request(Record):
             if point.error is not None:
                 raise placed(point.error, self.values(weakest))
             points[point.records] = None
-        return Resolved(tuple(points))
+        return list(points)
 
     def answer(self, report: Report, **extras: Any) -> Report:
         """Return the report, or the report and extras for a front end that wants them."""

@@ -507,6 +507,7 @@ QUESTIONS = {
     "profile": Question(_BATCH, ("checkpointing",), ("rank", *rows(Limit)), MEASURED),
     "fit": _FIT,
     "fits": _FIT,
+    "fewest": _FIT._replace(compared=(*_FIT.compared, "strategy")),  # of `fit --batch-total`
     "plan": Question(_BATCH, (), ("checkpointing", "reentrant"), files=("training_file",)),
     "report": Question(
         _BATCH | {"budget": "16GiB"},

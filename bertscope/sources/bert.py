@@ -123,7 +123,7 @@ def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Ex
     try:
         places = {name: item.where for name, item in entries.items()}
         source = request.read_settings(settings, where=places, records=(RunConfig,), permit=permit)
-        ((run_config,),) = request.Request.of("check", None, [source]).resolved(precision=precision).points
+        ((run_config,),) = request.Request(question="check", sources=(source,)).resolved(precision=precision)
     except BertscopeError as error:
         raise ConfigError(f"expected {key}: {error.message}", where=error.where or entry.where) from None
     if kind == "flops" and run_config.mode == "forward":

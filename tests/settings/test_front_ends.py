@@ -89,15 +89,15 @@ def by_command(settings: dict[str, Any]) -> tuple[Any, ...]:
     words = [word for name, value in settings.items() for word in generate.option_words(SETTINGS[name], value)]
     parsed, got = command()
     parsed.main(words, standalone_mode=False)
-    return got.pop().resolved().points[0]
+    return got.pop().resolved()[0]
 
 
 def by_python(settings: dict[str, Any]) -> tuple[Any, ...]:
-    return request_of("lengths", None, settings).resolved().points[0]
+    return request_of("lengths", None, settings).resolved()[0]
 
 
 def plain(settings: dict[str, Any]) -> tuple[Any, ...]:
-    return Request(question="lengths", sources=(read_settings(settings),)).resolved().points[0]
+    return Request(question="lengths", sources=(read_settings(settings),)).resolved()[0]
 
 
 def by_grid(settings: dict[str, Any], folder: Any) -> tuple[Any, ...]:

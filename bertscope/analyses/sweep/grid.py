@@ -70,7 +70,7 @@ def read_grid(grid: str | os.PathLike[str] | Mapping[str, Any], *, allow_code: b
     if prod(sizes.values()) > MAX_POINTS:
         shown = " x ".join(f"{size} {name}" for name, size in sizes.items() if size > 1)
         raise SourceError(f"{prod(sizes.values()):,} points ({shown}); a grid has at most {MAX_POINTS:,}", where=where)
-    return Request.of("sweep", None, [source])
+    return Request(question="sweep", sources=(source,))
 
 
 def _read_file(path: Path, allow_code: bool) -> Source:
