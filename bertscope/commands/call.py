@@ -182,9 +182,22 @@ class CommandLine(SimpleNamespace):
             line += option_words(row, value, key)
         return shlex.join(line)
 
-    def show(self, report: Any, **options: Any) -> None:
-        """Write the report in the wanted format to stdout or into the file."""
-        show(report, self.fmt, self.output, verbose=getattr(self, "verbose", False), **options)
+    def show(self, report: Any, *, fmt: str = "", view: str = "", lang: str = "", **table_options: Any) -> None:
+        """Write the report to stdout or into the file, in the wanted format, or another one.
+
+        `lang` is for a view with several languages.
+        """
+        fmt = fmt or self.fmt
+        if fmt == "json":
+            write(report.to_json(), self.output)
+            return
+        from bertscope.views.views import display
+
+        options: dict[str, Any] = {"lang": lang} if lang else {}
+        if fmt in ("table", "text"):
+            target = Target() if self.output else stdout_target()
+            options |= {"target": replace(target, verbose=getattr(self, "verbose", False)), **table_options}
+        write(display(report, fmt, view=view, **options), self.output)
 
     def show_all(self, *reports: Any, has_notes: bool = True, **options: Any) -> None:
         """Print the first report's notes; write the only report, or several as one comparison."""
@@ -333,32 +346,6 @@ def print_notes(report: Any, *, has_file: bool = True) -> None:
     for item in getattr(report, "notes", ()):
         if item.key != UNCOUNTED:  # which the answer says
             note(footer.note_text(item))
-
-
-def show(
-    report: Any,
-    fmt: str,
-    output: Path | None,
-    *,
-    verbose: bool = False,
-    view: str = "",
-    lang: str = "",
-    **table_options: Any,
-) -> None:
-    """Write the report as a table (with the options), or in another format, or as JSON.
-
-    `lang` is for a view with several languages.
-    """
-    if fmt == "json":
-        write(report.to_json(), output)
-        return
-    from bertscope.views.views import display
-
-    options: dict[str, Any] = {"lang": lang} if lang else {}
-    if fmt in ("table", "text"):
-        target = replace(Target() if output else stdout_target(), verbose=verbose)
-        options |= {"target": target, **table_options}
-    write(display(report, fmt, view=view, **options), output)
 
 
 def write(text: str, output: Path | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bertscope
-from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, show, write
+from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, write
 from bertscope.commands.exit_codes import INTERRUPT
 from bertscope.errors import SelectionError, SourceError
 from bertscope.files import write_file
@@ -232,5 +232,6 @@ def sweep(call: CommandLine) -> int:
             call.grid, call.output, engine=call.engine, workers=call.workers, address=call.address, plan=call.plan,
             allow_code=call.allow_code,
         )  # fmt: skip
-    show(report, call.fmt, None, verbose=call.verbose, rows=call.rows, sort=call.sort)
+    call.output = None  # which has the results
+    call.show(report, rows=call.rows, sort=call.sort)
     return 0 if report.number(COMPUTED) == len(report.rows) else 1

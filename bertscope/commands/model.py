@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import bertscope
-from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, show
+from bertscope.commands.call import CommandLine, note, print_notes, progress_shown
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.settings.rows import is_code
@@ -158,7 +158,7 @@ def _show_as_torch(call: CommandLine) -> None:
     if source.layers > MAX_BUILT_LAYERS:  # two are built
         text = text.replace("(0-1): 2 x", f"(0-{source.layers - 1}): {source.layers} x", 1)
     report = PrintReport(subject=subject(built, source.name), text=text)
-    show(report, "text" if call.fmt == "table" else call.fmt, call.output)
+    call.show(report, fmt="text" if call.fmt == "table" else "")
 
 
 def flops(call: CommandLine) -> None:
@@ -208,7 +208,7 @@ def diagram(call: CommandLine) -> None:
             config=call.config,
             forward_inputs=inputs | {"input": tuple(call.inputs or ())},
         )  # fmt: skip
-    show(report, call.fmt or "mermaid", call.output)
+    call.show(report, fmt=call.fmt or "mermaid")
     kernel = original.bert_config.attn_implementation if original.bert_config else _STEP_BY_STEP
     if kind == "forward" and call.attention is None and kernel != _STEP_BY_STEP:
         note(f"attention is drawn in steps ({_STEP_BY_STEP}); --attention {kernel} draws the model's, as one box")
@@ -271,6 +271,6 @@ def report(call: CommandLine) -> None:
     with progress_shown():
         page = bertscope.report(call.about(source), compare, fit=call.fit)
     print_notes(page.models[0].memory)
-    show(page, call.fmt, call.output)
+    call.show(page)
     if call.fmt == "html":
         note(f"the page is in {call.output}")

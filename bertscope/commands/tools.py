@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import bertscope
-from bertscope.commands.call import CommandLine, note, show, write
+from bertscope.commands.call import CommandLine, note, write
 from bertscope.commands.exit_codes import complain
 from bertscope.config import RULES, BertConfig
 from bertscope.errors import SelectionError, SourceError, suggestion
@@ -47,7 +47,7 @@ def check(call: CommandLine) -> int:
             report = replace(report, findings=tuple(item for item in report.findings if item is not finding))
     if any(map(os.path.isdir, names)):
         _note_searched(report)
-    show(report, call.fmt, call.output)
+    call.show(report)
     if call.fmt == "github":
         _tell_github(report)
     _update(changes or {})
@@ -147,7 +147,7 @@ def _record(call: CommandLine) -> None:
 def schema(call: CommandLine) -> None:
     """Print a report's JSON Schema, or list the kinds."""
     if call.kind is None:
-        show(report_json.schemas(), call.fmt or "table", call.output)
+        call.show(report_json.schemas(), fmt=call.fmt or "table")
     elif call.fmt not in (None, "json"):
         raise SelectionError(f"a schema is JSON; leave --format {call.fmt} out, or leave KIND out for the list")
     elif call.kind not in (kinds := [*report_json.report_classes(), CONFIG]):
