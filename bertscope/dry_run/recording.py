@@ -89,43 +89,34 @@ class Recording:
 
         What lives when a phase begins counts too.
         """
-        events, live, sums = self.log.events, self.live, dict.fromkeys(_NAMES, 0)
+        log, events, live = self.log, self.log.events, self.live
         begins: dict[int, list[tuple[int, str]]] = defaultdict(list)
-        for key, begun in self.log.begun.items():
-            begins[begun].append(key)
-        best: dict[tuple[int, str], tuple[int, Parts]] = {}
-        reserved: dict[tuple[int, str], int] = defaultdict(int)
-        left: dict[tuple[int, str], int] = {}
-
-        def note(key: tuple[int, str], moment: int) -> None:
-            if key not in best or live[moment] > live[best[key][0]]:
-                best[key] = moment, Parts(**sums)
-
-        for number in range(len(events) + 1):
-            if number > self.start:
-                for key in begins[number]:
-                    note(key, number - 1)
-            if number == len(events):
-                break
-            event = events[number]
-            key = event.position[:2]
-            if number and number >= self.start and (number == self.start or key != events[number - 1].position[:2]):
-                note(key, number - 1)
-            sums[self.parts[max(event.block, ~event.block)]] += self.changes[number]
-            if number >= self.start:
-                note(key, number)
-                reserved[key], left[key] = max(reserved[key], event.reserved_bytes), live[number]
+        for begun_key, begun in log.begun.items():
+            begins[begun].append(begun_key)
+        moments: dict[tuple[int, str], list[int]] = defaultdict(list)  # of a phase, with the one before it begins
+        for number in range(self.start, len(events) + 1):
+            keys = begins[number] if number > self.start else []
+            keys = [*keys, *(event.position[:2] for event in events[number : number + 1])]
+            for key in keys:
+                if number and moments[key][-1:] != [number - 1]:
+                    moments[key].append(number - 1)
+            if number < len(events):
+                moments[keys[-1]].append(number)
         rows = []
-        for (step, phase), (moment, parts) in sorted(best.items(), key=lambda item: item[0][0]):
-            event = events[moment]
-            is_within = event.position[:2] == (step, phase)  # else the peak is what the phase began with
-            position, call = (event.position, event.call) if is_within else (Position(step, phase, ""), -1)
-            peak = PhasePeak(phase=phase, path=self.row(position.path), peak_bytes=live[moment], parts=parts,
-                             operator=self.log.operator(call))  # fmt: skip
-            most = max(reserved[step, phase], event.reserved_bytes)
+        for key, numbers in sorted(moments.items(), key=lambda item: item[0][0]):
+            own = [number for number in numbers if events[number].position[:2] == key]
+            moment = max(numbers, key=live.__getitem__)
+            event, sums = events[moment], dict.fromkeys(_NAMES, 0)
+            for number in self.alive_at(moment):
+                sums[self.parts[number]] += self.sizes[number]
+            # Else the peak is what the phase began with.
+            position, call = (event.position, event.call) if moment in own else (Position(*key, ""), -1)
+            peak = PhasePeak(phase=key[1], path=self.row(position.path), peak_bytes=live[moment], parts=Parts(**sums),
+                             operator=log.operator(call))  # fmt: skip
+            most = max(events[number].reserved_bytes for number in [*own, moment])
             known = ByteRange(low_bytes=most, high_bytes=most) if most else None
-            rows.append(RunPhase(step=0 if phase == SETUP else step + 1, line=self.line(call),
-                                 left_bytes=left.get((step, phase), live[moment]),
+            rows.append(RunPhase(step=0 if key[1] == SETUP else key[0] + 1, line=self.line(call),
+                                 left_bytes=live[own[-1] if own else moment],
                                  cost=StepCost(peak=peak, context=context, reserved=known)))  # fmt: skip
         return tuple(rows)
 
