@@ -58,12 +58,10 @@ parameters" and at every layer that uses it in "sum over layers". Several models
 
 examples:
   bertscope count bert-large-zh
-  bertscope count bert-base-uncased --by group
   bertscope count bert-tiny bert-base-uncased bert-large-uncased --format csv
   bertscope count bert-base-cased --architecture BertForSequenceClassification --freeze embeddings
   bertscope count bert-base-uncased -a BertForSequenceClassification --lora r=8,target=query+value,save=classifier
   bertscope count bert-base-uncased --shapes --batch 8 --seq 512
-  bertscope count bert-base-uncased -a BertForPreTraining --untie
   bertscope count bert-large-zh --expect 324,472,832
   bertscope count ./my-bert/model.safetensors --by parameter
 """,
@@ -82,7 +80,6 @@ examples:
   bertscope flops bert-base-uncased --mode training --checkpointing full
   bertscope flops bert-base-chinese --convention calflops --attention eager
   bertscope flops --seq 128,256,512 --batch 1,8,32 --depth 1
-  bertscope flops bert-tiny --operators
   bertscope flops bert-tiny bert-mini --seq 128,512 --format csv
 """,
         ),
@@ -99,8 +96,6 @@ examples:
   bertscope tree bert-base-cased --style torchinfo --shapes
   bertscope tree bert-tiny --style torchinfo --columns output_size,num_params,mult_adds
   bertscope tree bert-base-uncased --style torch --architecture BertForSequenceClassification
-  bertscope tree bert-base-uncased --shapes --batch 4096 --seq 512
-  bertscope tree bert-base-uncased --unfold --format csv
   bertscope tree ./my-bert/model.safetensors --depth 2
   bertscope tree bert-large-zh --interactive --shapes
 """,
@@ -157,11 +152,8 @@ examples:
   bertscope estimate bert-large-zh --batch 32 --seq 512 --precision autocast-bf16
   bertscope estimate --checkpointing --batch 8 --seq 512
   bertscope estimate bert-large-uncased --gpu t4 --batch 16 --seq 512 --checkpointing
-  bertscope estimate --device cuda --precision autocast-bf16 --attention sdpa
-  bertscope estimate bert-tiny bert-mini --seq 512 --format markdown
   bertscope estimate bert-large-uncased --world-size 8 --strategy fsdp --checkpointing
   bertscope estimate bert-base-uncased --lengths normal:128,64,16,512 --batch 32
-  bertscope estimate bert-base-uncased --lora r=8,alpha=16,dropout=0.05,target=query+value
   bertscope estimate bert-tiny --gpu t4 --precision autocast-fp16 --show-script
 """,
         ),
@@ -176,7 +168,6 @@ writes a file for --plan of estimate, profile, fit, report and sweep.
 
 examples:
   bertscope plan bert-large-uncased --gpu t4 --batch 24 --seq 512 --precision autocast-fp16
-  bertscope plan bert-large-uncased --budget 11GiB --batch-total 64 --seq 512 --precision autocast-bf16
   bertscope plan bert-mini --budget 450MiB --batch 64 --may-change 8bit
   bertscope plan bert-mini --budget 450MiB --batch 64 --emit torch
   bertscope plan bert-mini --budget 450MiB --batch 64 --emit json --output plan.json
@@ -215,7 +206,6 @@ examples:
   bertscope profile
   bertscope profile bert-tiny --batch 8 --checkpointing none,full,selective
   bertscope profile bert-tiny --seq 512 --checkpointing --timeline step.html
-  bertscope profile bert-tiny --mode inference --memory-limit 2GiB
   bertscope profile bert-tiny --nproc 2 --strategy fsdp
 """,
         ),
@@ -247,10 +237,8 @@ outputs, caches, relative positions and checkpointing.
 
 examples:
   bertscope explain bert-large-zh
-  bertscope explain bert-large-zh Transformer-0-FeedForward
   bertscope explain bert-base-cased encoder.layer.3 --naming tf
   bertscope explain bert-base-uncased outputs --seq 512
-  bertscope explain bert-base-uncased config
   bertscope explain bert-large-zh --lang zh
   bertscope explain bert-tiny encoder --lora r=8,target=query+value
 """,
@@ -286,7 +274,6 @@ examples:
   bertscope report bert-large-zh -o report.html
   bertscope report bert-tiny --gpu t4 --precision autocast-fp16 -o t4.html
   bertscope report bert-base-uncased --compare bert-base-cased -o two.html
-  bertscope report bert-tiny --batch 32 --seq 512 --budget 8GiB -o tiny.html
   bertscope report bert-tiny --format json --no-fit
 """,
         ),
@@ -305,11 +292,8 @@ revision and in the working directory; of code that A names, the revision's is r
 examples:
   bertscope diff bert-base-cased bert-base-uncased
   bertscope diff bert-base-uncased bert-large-uncased --architecture BertModel --seq 512
-  bertscope diff my-bert.yaml bert-tiny --exit-code
   bertscope diff ./my-bert
   bertscope diff bert-tiny ./my-bert/model.safetensors
-  bertscope diff bert-tiny ./my-bert --architecture BertModel --allow unexpected
-  bertscope diff ./my-bert/config.json ./my-bert --dtype fp32 --format json
   bertscope diff bert-tiny ./my-bert/model.safetensors --strip-prefix auto
   bertscope diff --base main my-bert.yaml
 exit codes: 0 the checkpoint fits, 1 it does not fit, 2 a file cannot be read
@@ -329,11 +313,9 @@ examples:
   bertscope check
   bertscope check models.bertscope.yaml presets/bert-tiny.yaml my-bert.yaml
   bertscope check --presets
-  bertscope check --format github .
   bertscope check --format junit --output report.xml models.bertscope.yaml
   bertscope check --write my-bert.yaml
   bertscope check --update models.bertscope.yaml
-  bertscope check --allow-code models.bertscope.yaml
 exit codes: 0 all pass, 1 one fails, 2 there is no file, or a broken one
 """,
         ),
@@ -346,8 +328,6 @@ List the built-in models with their parameter counts.
 examples:
   bertscope presets
   bertscope presets deberta-v2
-  bertscope presets --format json
-  bertscope presets bert-base-cased --config
   bertscope presets bert-base-cased --config --output config.json
 """,
         ),
@@ -389,7 +369,6 @@ examples:
   bertscope schema
   bertscope schema count
   bertscope schema config
-  bertscope schema memory --output memory.schema.json
 """,
         ),
     ),
