@@ -503,7 +503,6 @@ def plan(
     simulator = work.simulator(known=Simulator(source, one_batch=True), is_timed=is_timed)
 
     def changed_run(changes: dict[str, Any]) -> Any:
-        """Return the run with other settings."""
         changed = read_settings({name: value for name, value in changes.items() if name != "lora"})
         return requests.resolved(request.over(changed), source)[0][0]
 

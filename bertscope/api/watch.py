@@ -191,7 +191,6 @@ class watch:
                 self.settings = {"precision": AUTOCAST + self.precision, **self.settings}
 
     def _memory(self) -> Memory:
-        """Return what the recorded step took."""
         rows = row_paths(self.model)
         if self.recorder is not None:
             return memory(Recording(self.recorder.log, CPU).trace(self.recorder.steps), "measured", rows)
@@ -221,7 +220,6 @@ class watch:
             torch.cuda.synchronize()
 
     def _finish(self) -> None:
-        """Add the times, and say the answer."""
         self.stack.close()
         if self.measured is None or self.report is None or self.report.variants[0].timing:
             return
@@ -271,17 +269,13 @@ def TrainerCallback(**options: Any) -> Any:
         raise SelectionError("bertscope.TrainerCallback needs the package transformers; install it") from None
 
     class Callback(Base):  # type: ignore[misc]
-        """The callback; `watched.report` is the answer."""
-
         watched: watch
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            """Begin to watch the model that the Trainer calls."""
             self.watched = watch(parts["model"], parts["optimizer"], **{"training_file": args, **options})
             self.watched.__enter__()
 
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            """End, and write the file."""
             self.watched.__exit__()
 
     return Callback()
@@ -307,16 +301,12 @@ def LightningCallback(**options: Any) -> Any:
             self.module = module
 
         def forward(self, batch: Any) -> Any:
-            """Return the loss."""
             return self.module.training_step(batch, 0)
 
     class Callback(Base):  # type: ignore[misc]
-        """The callback; `watched.report` is the answer."""
-
         watched: watch
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            """Begin to watch the module."""
             self.watched = watch(Step(pl_module), trainer.optimizers[0], **{"loop": LIGHTNING, **options})
             self.watched.__enter__()
 
@@ -331,7 +321,6 @@ def LightningCallback(**options: Any) -> Any:
             self.watched.__exit__()
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            """End, and write the file."""
             self.watched.__exit__()
 
     return Callback()

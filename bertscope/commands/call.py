@@ -310,7 +310,6 @@ def _read(path: Path) -> Project | None:
         raise SourceError(f"not valid TOML: {one_line(str(error), limit=200)}; correct it", where=str(path)) from None
 
     def wrong(message: str) -> ConfigError:
-        """Return the error about the file."""
         return ConfigError(f"[tool.bertscope]: {message}", where=str(path))
 
     if not isinstance(table, dict):

@@ -51,7 +51,6 @@ def _check_svg(path: Path | None, what: str) -> None:
 
 
 def _lengths(call: CommandLine, **keywords: Any) -> LengthsReport:
-    """Show and return the report on --lengths."""
     source = call.source()
     with progress_shown():
         report = bertscope.lengths(
@@ -74,7 +73,6 @@ def estimate(call: CommandLine) -> None:
     wants = [] if call.snapshot is None else ["snapshot"]
 
     def answer_of(model: str) -> Any:
-        """Return one model's report, with its snapshot if it is wanted."""
         source = call.source(model)
         if wants:
             source.require("--snapshot")

@@ -37,7 +37,6 @@ def count(call: CommandLine) -> int:
         return _count_stored(call, checkpoint, expected)
 
     def report_of(model: str) -> CountReport:
-        """Return one model's report."""
         source, built = call.built(model)
         shapes = call.traced(source)
         if call.untie:
@@ -165,7 +164,6 @@ def flops(call: CommandLine) -> None:
     """Count FLOPs by module, operator or convention."""
 
     def report_of(model: str) -> FlopsReport:
-        """Return one model's report, to the depth."""
         report = bertscope.flops(call.about(call.source(model)))
         rows = tuple(row for row in report.rows if call.depth is None or row.depth <= call.depth)
         return replace(report, rows=rows)

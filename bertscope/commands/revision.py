@@ -33,7 +33,6 @@ def revision(name: str) -> Iterator[Callable[[str], str]]:
     there = Path(folder.name).resolve() / "tree"
 
     def at_revision(model: str) -> str:
-        """Return the path in the temporary folder."""
         path, colon, attribute = in_file(model).partition(":")
         here = Path(path).expanduser().resolve()
         if not here.is_relative_to(root):

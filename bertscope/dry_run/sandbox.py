@@ -166,7 +166,6 @@ class _Cover:
                 _make_read_only(covered)
 
     def overlay(self, path: str) -> None:
-        """Cover a folder by a layer that takes what is written."""
         self.number += 1
         upper, work = (f"{self.folder}/{self.number}-{name}" for name in ("upper", "work"))
         os.mkdir(upper)

@@ -154,7 +154,6 @@ def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any
 
 
 def _config_of(cls: Any, preset: Any, name: str, **kwargs: Any) -> Any:
-    """Return the config.json of a preset, and the keywords that are no place of files."""
     settings = preset.settings if preset.bert_config is None else preset.bert_config.to_dict()
     return dict(settings), {key: value for key, value in kwargs.items() if key not in _OF_HUB.split() and key[0] != "_"}
 
@@ -239,7 +238,6 @@ def _legacy_types(put: Put) -> None:
 
 
 def _legacy(dtype: torch.dtype, *content: Any) -> torch.Tensor:
-    """Return what torch.cuda.FloatTensor makes of sizes, or of data."""
     if all(isinstance(size, int) for size in content):
         return torch.empty(content, dtype=dtype, device="cuda")
     return torch.tensor(content[0], dtype=dtype, device="cuda")
@@ -367,7 +365,6 @@ def _ranks(put: Put) -> None:
         module.logger = _Handle()
 
     def group(*args: Any, backend: Any = None, **kwargs: Any) -> Any:
-        """Return a group of fake ranks, whatever backend it is for."""
         return make_group(*args, **kwargs)
 
     def gather_objects(gathered: Any, item: Any, *_: Any, **__: Any) -> None:

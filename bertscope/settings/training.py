@@ -210,7 +210,6 @@ def flag(setting: Any) -> Rule:
     """Return the rule that takes true or false: the setting's value if true."""
 
     def rule(value: Any, keys: Mapping[str, Any]) -> Any:
-        """Return the setting's value if the key is true."""
         if not isinstance(value, bool | None):
             raise ValueError("true or false")
         return setting if value else None
@@ -229,7 +228,6 @@ def words(known: Mapping[Any, Any], default: str) -> Rule:
     """Return the rule that takes one of these words; `default` is what the estimate uses for another word."""
 
     def rule(value: Any, keys: Mapping[str, Any]) -> Any:
-        """Return the setting's value for a word."""
         if not isinstance(value, str | bool | None):
             raise ValueError("a word")
         if value not in known:
