@@ -34,7 +34,11 @@ def count(call: CommandLine) -> int:
     expected = None if call.expect is None else _expected(call.expect)
     checkpoint = None if call.stored or call.others else stored_alone(call.model)
     if checkpoint is not None or call.stored:
-        return _count_stored(call, checkpoint, expected)
+        if call.untie:
+            raise SelectionError("--untie is for models; the totals of a checkpoint include one under all names")
+        report: Any = bertscope.count(checkpoint or _weights(call), by=call.by)
+        call.show(report)
+        return _judge(expected, report.stored.distinct_params, report.stored.stored_params, "under all names")
 
     def report_of(model: str) -> CountReport:
         source, built = call.built(model)
@@ -52,14 +56,6 @@ def count(call: CommandLine) -> int:
     call.show_all(*reports, has_notes=False)
     totals = reports[0].totals
     return _judge(expected, totals.distinct_params, totals.layer_params, "sum over layers")
-
-
-def _count_stored(call: CommandLine, checkpoint: Checkpoint | None, expected: int | None) -> int:
-    if call.untie:
-        raise SelectionError("--untie is for models; the totals of a checkpoint include one under all names")
-    report: Any = bertscope.count(checkpoint or _weights(call), by=call.by)
-    call.show(report)
-    return _judge(expected, report.stored.distinct_params, report.stored.stored_params, "under all names")
 
 
 def _weights(call: CommandLine, model: str | None = None) -> Checkpoint:

@@ -45,8 +45,10 @@ def check(call: CommandLine) -> int:
         if call.presets and finding.model.endswith(".json"):  # the installed transformers does not build it
             note(f"{finding.path} is not checked: {finding.message}")
             report = replace(report, findings=tuple(item for item in report.findings if item is not finding))
-    if any(map(os.path.isdir, names)):
-        _note_searched(report)
+    paths = list(dict.fromkeys(finding.path for finding in report.findings if finding.key))
+    if paths and any(map(os.path.isdir, names)):
+        more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
+        note(f"checked {', '.join(paths[:_SHOWN]) + more}")
     call.show(report)
     if call.fmt == "github":
         _tell_github(report)
@@ -101,13 +103,6 @@ def _collect_after_torch() -> None:
     gc.freeze()
     gc.set_threshold(100_000)  # a run has more objects than Python's 700, and few of them are left
     gc.enable()
-
-
-def _note_searched(report: CheckReport) -> None:
-    paths = list(dict.fromkeys(finding.path for finding in report.findings if finding.key))
-    if paths:
-        more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
-        note(f"checked {', '.join(paths[:_SHOWN]) + more}")
 
 
 def _record(call: CommandLine) -> None:

@@ -115,15 +115,6 @@ def _wait_and_leave(child: int, most: int = 0) -> None:
         time.sleep(0 if pid else _SECONDS)
 
 
-def _mounts() -> dict[str, str]:
-    """Return the kind of the file system of each mount by its path; of several at one path the last."""
-    kinds = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        kinds[before.split(" ")[4].encode().decode("unicode_escape")] = after.split(" ")[0]
-    return kinds
-
-
 class _Cover:
     """A new root in a folder: overlays of all folders, which hide no mount below them, and the rest read-only.
 
@@ -133,7 +124,11 @@ class _Cover:
 
     def __init__(self, folder: str) -> None:
         self.folder, self.root = folder, f"{folder}/root"
-        self.mounts, self.number = _mounts(), 0
+        self.mounts: dict[str, str] = {}  # path -> the kind of the file system; of several at one path the last
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            self.mounts[before.split(" ")[4].encode().decode("unicode_escape")] = after.split(" ")[0]
+        self.number = 0
         _mount("", "/", flags=_RECURSIVE | _PRIVATE)
         _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, f"size={_MOST_WRITTEN},mode=0700")
         os.mkdir(self.root)
