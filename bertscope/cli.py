@@ -12,7 +12,7 @@ import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]
 
 from bertscope import __version__
-from bertscope.commands.exit_codes import EXIT_CODES, complain, failure, option_form
+from bertscope.commands.exit_codes import EXIT_CODES, complain, failure, form_of_option
 from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache
 from bertscope.errors import BertscopeWarning, SelectionError, in_a_sentence, naming, nearest, one_line
 from bertscope.settings.rows import near_word
@@ -97,7 +97,7 @@ def _run() -> int:
         try:
             if "--no-cache" in sys.argv:
                 os.environ[CACHE_VARIABLE] = ""  # for child processes too
-            with naming(option_form):
+            with naming(form_of_option):
                 code = app(prog_name="bertscope", standalone_mode=False) or 0
         except SystemExit as end:  # of Typer, after shell completion: `with_bundles` reports those of commands
             code = int(end.code or 0)
@@ -172,7 +172,7 @@ def _no_option(option: str, ctx: Any) -> str:
         return f"{lacks}; use {new}"
     if word in forms and not forms[word].startswith("-"):
         return f"{lacks}; write {word.upper()} without it: {_usage_line(ctx)}"
-    new = new_name(word, form=option_form) or option
+    new = new_name(word, form=form_of_option) or option
     if having := commands_with(new.split()[0]) if name else []:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
     forms_of_all = (form for row in params for form in row.opts)

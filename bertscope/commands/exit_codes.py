@@ -58,7 +58,7 @@ def failure(error: BaseException) -> int:
 
         traceback.print_exception(type(error), error, error.__traceback__)
     if (known := told(error)) is not None:
-        return complain(known.spelled(option_form), known.exit_code, known.where)
+        return complain(known.spelled(form_of_option), known.exit_code, known.where)
     text = one_line(" ".join(str(error).split()), limit=200)
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return complain(f"{text}; raise the limit (ulimit -n)", 3)
@@ -69,7 +69,7 @@ def failure(error: BaseException) -> int:
     return complain(f"internal error: {name} ({_place(error)}); {remedy}", INTERNAL)
 
 
-def option_form(name: str) -> str:
+def form_of_option(name: str) -> str:
     """Return a setting's option, by which command-line messages name it."""
     with contextlib.suppress(Exception):  # the package may be what is broken
         from bertscope.settings import generate

@@ -104,19 +104,19 @@ class Recording:
                 moments[keys[-1]].append(number)
         rows = []
         for key, numbers in sorted(moments.items(), key=lambda item: item[0][0]):
-            own = [number for number in numbers if events[number].position[:2] == key]
+            inside = [number for number in numbers if events[number].position[:2] == key]
             moment = max(numbers, key=live.__getitem__)
             event, sums = events[moment], dict.fromkeys(_NAMES, 0)
             for number in self.alive_at(moment):
                 sums[self.parts[number]] += self.sizes[number]
             # Else the peak is what the phase began with.
-            position, call = (event.position, event.call) if moment in own else (Position(*key, ""), -1)
+            position, call = (event.position, event.call) if moment in inside else (Position(*key, ""), -1)
             peak = PhasePeak(phase=key[1], path=self.row(position.path), peak_bytes=live[moment], parts=Parts(**sums),
                              operator=log.operator(call))  # fmt: skip
-            most = max(events[number].reserved_bytes for number in [*own, moment])
+            most = max(events[number].reserved_bytes for number in [*inside, moment])
             known = ByteRange(low_bytes=most, high_bytes=most) if most else None
             rows.append(RunPhase(step=0 if key[1] == SETUP else key[0] + 1, line=self.line(call),
-                                 left_bytes=live[own[-1] if own else moment],
+                                 left_bytes=live[inside[-1] if inside else moment],
                                  cost=StepCost(peak=peak, context=context, reserved=known)))  # fmt: skip
         return tuple(rows)
 
