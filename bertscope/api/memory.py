@@ -54,7 +54,7 @@ class ModelRequest:
         self.limit: Limit = points[0][1]
         self.run = self.runs[0]
         self.calibration = calibration_for(self.limit, self.run)
-        self.gpu = _gpu_for(self.limit, self.calibration)
+        self.gpu = gpu_for(self.limit, self.calibration)
         self.prices = read_prices(self.limit.price) if self.limit.price else Prices({})
 
     @classmethod
@@ -144,7 +144,7 @@ def _gpu_here(*index: int) -> tuple[str, int] | None:
     return this_gpu(*index)
 
 
-def _gpu_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
+def gpu_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
     """Return the run's GPU with what a calibration measured; None if no GPU is named or calibrated.
 
     A GPU without a name has the budget's memory, if there is one.
@@ -236,8 +236,7 @@ def _limit_on(gpu: str | int) -> Source:
         if here is None:
             raise SelectionError(f"torch finds no CUDA device {gpu} here; give a name such as t4, or the bytes")
         known = find_device(*here)
-        limit["gpu"] = known and known.name
-        limit |= {} if known else {"budget": here[1]}
+        limit |= {"gpu": known.name} if known else {"gpu": None, "budget": here[1]}
     elif isinstance(gpu, int) or re.fullmatch(r"[0-9.]+ ?[KMGT]?i?B", gpu):
         limit = {"budget": gpu}
     return read_settings({name: value for name, value in limit.items() if value is not None})
@@ -300,10 +299,8 @@ def _profile_module(request: Request, tensors: Any, name: str | None) -> MemoryR
 
     module: nn.Module = request.subject
     if unused := sorted(request.named & {"threads", "seed", "memory_limit", "timeout", "nproc"}):
-        raise request.error(
-            f"{{{unused[0]}}} is of a new process, which builds its model; a module runs in this one: leave it out",
-            unused[0],
-        )
+        text = f"{{{unused[0]}}} is of a new process, which builds its model; a module runs in this one: leave it out"
+        raise request.error(text, unused[0])
     if tensors is None:
         records = requests.resolved(request, None, precision=STORED, **requests.loop_of(module))[0]
     else:

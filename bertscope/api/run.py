@@ -9,10 +9,11 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from bertscope.api.memory import gpu_for
 from bertscope.api.requests import public_function, request_of, resolved
 from bertscope.dry_run.script import ScriptRun, dry_run, fitted, starting_runs
 from bertscope.errors import SelectionError
-from bertscope.gpus import CONTEXT_BYTES, find_gpu
+from bertscope.gpus import CONTEXT_BYTES
 from bertscope.reports.run import RunFitReport, RunReport
 from bertscope.reports.step import ByteRange
 from bertscope.settings.request import Request
@@ -47,16 +48,10 @@ def run(
     request = request_of("run", script, settings)
     code: Any = request.subject
     ((run_config, limit, dry),) = resolved(request)
-    gpu = find_gpu(limit.gpu) if limit.gpu is not None else None
+    gpu = gpu_for(limit, None)
     budget = gpu.memory_bytes if gpu is not None else limit.budget
-    if limit.context is not None and budget is None:
-        raise request.error(
-            "{context} has no effect without {gpu} or {budget}; give one, or leave {context} out", "context"
-        )
-    low, high = (gpu.context_low_bytes, gpu.context_high_bytes) if gpu is not None else CONTEXT_BYTES
-    if limit.context is not None:
-        low = high = limit.context
-    gpu = gpu and replace(gpu, context_low_bytes=low, context_high_bytes=high)
+    low, high = CONTEXT_BYTES if limit.context is None else (limit.context, limit.context)
+    low, high = (gpu.context_low_bytes, gpu.context_high_bytes) if gpu is not None else (low, high)
     if budget is not None and budget <= high:
         raise request.error("{budget} holds not even the context of CUDA; give more", "budget")
     wanted = ScriptRun(
