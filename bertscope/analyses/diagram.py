@@ -129,7 +129,9 @@ class _ClassReader:
 
     def _read_instance(self, module: nn.Module, when: str) -> None:
         held = _held(module)
-        ancestors = [cls for cls in type(module).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
+        ancestors: list[Any] = [
+            cls for cls in type(module).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module
+        ]
         stored = {name for cls in ancestors for name in _stored(cls)}
         if not when and not _is_private(type(module)):
             self._meet(type(module))

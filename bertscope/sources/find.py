@@ -192,7 +192,7 @@ def source_of(model: Any, *, name: str | None = None, inputs: Any = None) -> Mod
     if inputs is not None:
         raise SelectionError("inputs are for a module; this model has those that its forward takes at batch and seq")
     if callable(getattr(model, "with_layers", None)):
-        source = model
+        source: ModelSource = model
     elif isinstance(model, (str, os.PathLike)):
         source = _find(CodeName(os.fspath(model)), download=False)
     elif isinstance(model, BertConfig):

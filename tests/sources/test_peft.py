@@ -54,8 +54,7 @@ def test_the_estimate_of_our_model_is_the_peak_of_a_plain_loop(text, loop):
 
     def make():
         model = PeftModel(build(config, name, device="cpu"), lora)
-        if run_config.checkpointing != "none":
-            model.gradient_checkpointing_enable({"use_reentrant": run_config.reentrant})
+        source.checkpoint(model, run_config.checkpointing, reentrant=run_config.reentrant)
         return model
 
     assert MemoryTraces(source).trace(run_config).peak_bytes == pytest.approx(measured(make, run_config), rel=1e-3)
