@@ -107,9 +107,12 @@ class Simulator:
 
     def scaling(self) -> Simulator:
         """Return the simulator under the same limit whose traces are scaled to other batches, if they can be."""
-        if not self.one_batch or self.source.has_own_dtypes:
+        if not self.one_batch:
             return self
-        return self._limiting(self.others.setdefault("scaling", Simulator(self.source)))
+        if "scaling" not in self.others:
+            self.others["scaling"] = Simulator(self.source)
+            self.others["scaling"].one_batch = False
+        return self._limiting(self.others["scaling"])
 
     def with_options(self, **options: Any) -> Simulator:
         """Return the source's simulator with these options, under the same limit."""
@@ -280,6 +283,11 @@ class Simulator:
         """Return the largest batch up to `most` that fits, wherever the workspaces lie."""
         if run_config.device != CUDA:
             return min(self.largest_by_bytes(run_config, self.usable_bytes), most) if self.margin else most
+        if self.one_batch:  # scaled traces say where to look; steps of these very batches, if the answer is there
+            batch = self.scaling().largest_served(run_config, most)
+            known = {size: self.is_served(replace(run_config, batch=size)) for size in (batch, batch + 1) if size}
+            if known.get(batch, True) and (batch == most or not known[batch + 1]):
+                return batch
         agreeing, places = 0, cycle(placements := self.placements(run_config))
         while most and agreeing < len(placements):
             batch = self._largest_placed(run_config, most, next(places))
@@ -313,7 +321,7 @@ class Simulator:
 
     def largest_batch(self, run_config: RunConfig, *, is_exact: bool = False) -> int:
         """Return the largest batch that fits and is smaller than the run's batch, rounded unless it is exact."""
-        known = self.scaling()
+        known = self if self.source.has_own_dtypes else self.scaling()
         most = min(known.largest_by_bytes(run_config), run_config.batch - 1)
         served = known.largest_served(run_config, most)
         return served if is_exact else known.multiple_below(run_config, served)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,32 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "small.yaml").write_text(SMALL_YAML)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+class Branching(torch.nn.Module):
+    """A user's own code whose step needs more above a batch that no scaled trace has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 32)
+
+    def forward(self, x):
+        output = self.linear(x)
+        return torch.cat([output] * 8).exp() if len(x) > 2 * LARGE_BATCH else output
+
+
+@pytest.mark.parametrize(("budget", "is_scaled"), [("32MiB", True), ("64MiB", False)])
+def test_a_fit_of_own_code_is_verified_by_steps_of_its_batch_and_the_next(budget, is_scaled, monkeypatch):
+    batches, trace = [], MemoryTraces.trace
+    monkeypatch.setattr(MemoryTraces, "trace", lambda self, run: batches.append(run.batch) or trace(self, run))
+    settings = {"device": "cuda", "context": "1MiB", "precision": "fp32", "checkpointing": "none", "exact": True}
+    inputs = torch.zeros(2, 32, 16)
+    (row,) = bertscope.fit(Branching(), budget, inputs=inputs, **settings).rows
+    assert (len(batches) < 12) == is_scaled
+    assert (row.batch < 2 * LARGE_BATCH - 10) == is_scaled
+    for batch, fits in ((row.batch, True), (row.batch + 1, False)):
+        (other,) = bertscope.fit(Branching(), budget, inputs=inputs, batch=batch, **settings).rows
+        assert (other.answer == "yes") == fits
 
 
 # The law.
