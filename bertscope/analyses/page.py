@@ -163,7 +163,10 @@ def model_part(
     if memory is not None and has_fit:  # the search verifies that layers repeat, for the estimate too
         with stage(f"{source.name}, fit"):
             limited = simulator.limited(run_config, memory, *room)
-            fit, for_batch = (fit_report(limited, variants, batch=size, is_exact=False) for size in (None, batch))
+            fit, for_batch = (
+                fit_report(limited, variants, batch=size, tries_other_head=False, is_exact=False)
+                for size in (None, batch)
+            )
             plain = [row for row in for_batch.rows if row.checkpointing == NONE]
             if plain and not any(row.fits for row in plain) and run_config.mode == TRAINING:
                 with suppress(BertscopeError):  # a model without layers whose products could be kept

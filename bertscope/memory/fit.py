@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
+from bertscope.config import HEADS
 from bertscope.memory.simulator import Simulator, largest
 from bertscope.memory.summary import for_gpu, uncounted_notes
 from bertscope.progress import progress, stage
@@ -59,12 +60,21 @@ def fit_row(simulator: Simulator, run_config: RunConfig, batch: int | None = Non
 
 
 def fit_report(
-    simulator: Simulator, run_configs: Sequence[RunConfig], *, batch: int | None = None, is_exact: bool = True
+    simulator: Simulator,
+    run_configs: Sequence[RunConfig],
+    *,
+    batch: int | None = None,
+    tries_other_head: bool = True,
+    is_exact: bool = True,
 ) -> FitReport:
     """Return the largest batches that fit under the simulator's limit, or with `batch` the runs that fit.
 
+    The asked batch is also tried with the BERT's other common head: a classifier for a language model, and the reverse.
     Raises SelectionError for a length or a setting that the model does not have.
     """
+    head = HEADS.get(simulator.source.architecture or "") if batch and tries_other_head else None
+    name = "BertForSequenceClassification" if head and head.has_words else "BertForMaskedLM"
+    other = simulator.with_options(architecture=name) if head and head.logits else None
     rows = []
     for variant in run_configs:
         progress(f"{variant.precision} {with_checkpointing(variant.checkpointing)}, seq {variant.seq}")
@@ -72,6 +82,8 @@ def fit_report(
         row = fit_row(simulator, run_config, batch, is_exact=is_exact)
         if row.batch:
             row = replace(row, cost=simulator.timed(row.cost, replace(run_config, batch=row.batch)))
+        if other and batch:
+            row = replace(row, other_head_answer=other.answer(replace(run_config, batch=batch)))
         rows.append(row)
     last = replace(run_config, batch=batch or max(rows[-1].batch, 1))
     if batch:  # the runs that fit first, those with the fewest FLOPs before the others
@@ -85,6 +97,7 @@ def fit_report(
         gpu=simulator.gpu,
         asked_batch=batch,
         rows=tuple(rows),
+        other_head=other.source.architecture or "" if other else "",
         units=facts.units,
         notes=uncounted_notes(simulator.trace(last), last),
     )
@@ -132,7 +145,7 @@ def fewest_report(
                 is_short = number == len(world_sizes)
                 size = world_sizes[number - is_short]
                 tried = [on(run, ranks, size) for run in ([leanest] if position or is_short else runs)]
-                report = fit_report(simulator, tried, batch=tried[0].batch)
+                report = fit_report(simulator, tried, batch=tried[0].batch, tries_other_head=False)
                 rows.append(report.rows[0])
     run = replace(report.run, parallelism=ONE_PROCESS)
     return replace(

@@ -320,6 +320,7 @@ class FitRow(CostRow):
     next_peak_bytes: int
     strategy: str = "none"  # of the ranks; `batch` and bytes are per rank
     ranks: int = 1
+    other_head_answer: str = ""  # for the asked batch, with the report's `other_head`
     largest_batch: int = 0  # that fits, of a row whose asked batch does not
     exact_batch: int = 0
     batch_without_margin: int = 0
@@ -338,6 +339,7 @@ class FitReport(StepReport[FitRow], kind="fit"):
     rows: tuple[FitRow, ...]
     batch_total: int | None = None  # of all ranks; each row then has the fewest ranks of its strategy
     tried_ranks: tuple[int, ...] = ()  # the numbers of ranks among which it was searched
+    other_head: str = ""  # a class with another common head, if the asked batch was tried with it
     units: str = ""  # modules whose parameters FSDP gathers together, such as `12 x BertLayer`
     length_given: bool = False  # by the inputs; `seq` then has no effect
     answer: str = field(default="", init=False)  # the best of all variants: yes, uncertain or no

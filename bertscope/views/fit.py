@@ -43,6 +43,7 @@ def columns(report: FitReport) -> list[Column]:
         csv_only(values("next_peak_bytes")),
         Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True,
                detail=report.run.mode != INFERENCE, shown=searched),
+        csv_only(values("other_head_answer")),
     ]  # fmt: skip
 
 
@@ -149,6 +150,10 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
     yield step.assumed(report)
     yield Heading("What may change the answer")
     row = _answering_row(report)
+    if other := [one for one in report.rows if one.other_head_answer not in ("", one.answer)]:
+        answers = listed(f"{fits_word(one.other_head_answer)} {way_of(one)}{_at(report, one.seq)}" for one in other[:2])
+        more = f" and {len(other) - 2} more settings" if len(other) > 2 else ""
+        yield f"With {report.other_head} ({named('architecture')}) this batch {answers}{more}."
     if row.batch and row.batch < row.batch_without_margin:
         exact = f"Not rounded ({named('exact')}) it is {count_text(row.exact_batch)}. " * (row.batch < row.exact_batch)
         yield f"{exact}Without margin ({named('margin')} 0) it is {count_text(row.batch_without_margin)}."

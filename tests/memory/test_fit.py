@@ -349,6 +349,21 @@ def test_the_workspaces_are_those_of_the_version_of_torch(version, blas, lt):
     assert cost.workspace_bytes == blas * 8_519_680 + lt * MIB
 
 
+def test_another_common_head_is_tried_for_an_asked_batch():
+    masked, classifier = small(vocab_size=5000), small("BertForSequenceClassification", vocab_size=5000)
+    run_config = RunConfig(batch=200, seq=32)
+    peaks = [estimated_trace(source, run_config).peak_bytes for source in (classifier, masked)]
+    between = sum(peaks) // 2
+    report = fit_report(masked, [run_config], [32], between, batch=200)
+    assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("no", "yes")
+    text = view_of("fit").table(report, Target(verbose=True))
+    assert "With BertForSequenceClassification (architecture) this batch fits fp32 without checkpointing" in text
+    report = fit_report(classifier, [run_config], [32], between, batch=200)
+    assert (report.rows[0].answer, report.rows[0].other_head_answer) == ("yes", "no")
+    report = fit_report(masked, [run_config], [32], 2 * peaks[1], batch=200)
+    assert "With Bert" not in view_of("fit").table(report, Target(verbose=True))
+
+
 def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
     """torch's memory-efficient kernel takes bf16 from compute capability 8.0 on, and flash anything."""
     asked = ("--attention", "sdpa", "--seq", "32", "--checkpointing", "none", "--format", "json", "--precision",
