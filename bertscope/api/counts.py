@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from bertscope.api.requests import built, public_function, shapes_of_run
@@ -65,7 +65,7 @@ def tree(
 
 
 @public_function(shapes_of_run)
-def summary(  # type: ignore[misc]  # `input_size` may be given by position, as to torchinfo
+def summary(  # type: ignore[misc]  # `input_size`, or the inputs, may be given by position, as to torchinfo
     model: Model,
     input_size: Any = None,
     *,
@@ -86,7 +86,9 @@ def summary(  # type: ignore[misc]  # `input_size` may be given by position, as 
     ...
     """
     if input_size is not None:
-        run["input_size"] = input_size
+        is_data = isinstance(input_size, Mapping) or hasattr(input_size, "dtype")
+        is_data = is_data or any(hasattr(item, "dtype") for item in input_size)
+        run["input_data" if is_data else "input_size"] = input_size
     return tree(model, **run).to_torchinfo(depth, col_names)
 
 

@@ -220,7 +220,8 @@ def _estimated(request: Request, source: ModelSource) -> MemoryReport:
     expect(len(work.runs))
     simulator = work.simulator(is_limited=False)
     report = simulator.with_largest(simulator.report(work.runs))
-    report = work.finished(replace(report, inputs_given=inputs_given), report.variants)
+    run_config = requests.with_own_sizes(report.run, source, getattr(source, "inputs", None))
+    report = work.finished(replace(report, inputs_given=inputs_given, run=run_config), report.variants)
     repeated = replace(request, subject=source, wants=None)
     vars(report)["elsewhere"] = lambda gpu: _estimated(repeated.over(_limit_on(gpu)), source)
     if "snapshot" not in (request.wants or ()):
@@ -313,7 +314,8 @@ def _profile_module(request: Request, tensors: Any, name: str | None) -> MemoryR
     elif isinstance(tensors, tuple):  # those of `input_size` are on meta
         tensors = tuple(item.new_ones(item.shape, device=device) if getattr(item, "is_meta", False) else item
                         for item in tensors)  # fmt: skip
-    return profiler_run.profile(module, tensors, run_config, steps=measurement.steps, name=name)
+    report = profiler_run.profile(module, tensors, run_config, steps=measurement.steps, name=name)
+    return replace(report, run=requests.with_own_sizes(report.run, source_of(module), tensors))
 
 
 def _profile_source(source: ModelSource, request: Request) -> MemoryReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -139,6 +140,28 @@ def _size_of(inputs: Any, dimension: int, what: str) -> int:
         if isinstance(item, torch_access.torch.Tensor) and item.ndim > dimension:
             return item.shape[dimension]
     raise SelectionError(f"the inputs have no tensor whose {what}")
+
+
+def with_own_sizes(run_config: RunConfig, source: ModelSource, inputs: Any = None) -> RunConfig:
+    """Return the run with the batch and the length of a module's own inputs, which no setting chooses.
+
+    The length is the second size of a tensor of tokens, and else 1.
+    """
+    from bertscope import torch_access
+    from bertscope.tracing.inputs import described_inputs
+
+    texts = run_config.input if source.has_own_dtypes else ()
+    if inputs is None:
+        inputs = described_inputs(texts, run_config.batch, run_config.seq)
+    leaves = (item for item in torch_access.tree_leaves(inputs) if isinstance(item, torch_access.torch.Tensor))
+    first = next((item for item in leaves if item.ndim), None)
+    if first is None:
+        return run_config
+    is_tokens = first.ndim > 1 and not first.is_floating_point()
+    own = {"batch": first.shape[0], "seq": first.shape[1] if is_tokens else 1}
+    letters = {letter for text in texts for letter in re.split("[=x:]", text)}
+    return run_config.changed(**{name: own[name] for name, letter in (("batch", "B"), ("seq", "S"))
+                                 if letter not in letters})  # fmt: skip
 
 
 def batched(inputs: Any, *, has_length: bool = False) -> Callable[[int, int], Any] | None:

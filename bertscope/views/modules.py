@@ -311,7 +311,7 @@ def _flops_lines(report: FlopsReport, target: Target | None) -> Iterator[tuple[s
 
 def _sizes(report: FlopsReport) -> str:
     encoder = "" if report.encoder_seq is None else f", encoder length {report.encoder_seq}"
-    return f"batch {report.batch}, seq {report.seq}{encoder}"
+    return f"batch {report.batch}{f', seq {report.seq}' * bool(report.seq)}{encoder}"
 
 
 def _convention(report: FlopsReport, target: Target, name: str) -> str:

@@ -344,6 +344,7 @@ def run_text(run: RunConfig, *, inputs_given: bool = False, precision: bool = Tr
 def sizes(run: RunConfig, inputs_given: bool, *, precision: bool = True) -> list[str]:
     """Return the batch, the length and the precision of a run in words."""
     texts = [] if inputs_given else [f"batch {count_text(run.batch)}", f"seq {count_text(run.seq)}"]
+    texts = texts[:1] if run.input and run.seq == 1 else texts  # an input without a length
     return [*texts, *["the dtypes of its parameters" if run.precision == STORED else run.precision] * precision]
 
 
