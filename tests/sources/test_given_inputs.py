@@ -123,3 +123,40 @@ def test_fit_shows_no_length_where_the_inputs_fix_it():
     assert report.length_given
     assert "seq" not in str(report)
     assert "seq" in str(bertscope.fit({"model_type": "bert", **SMALL}, seq=8, **sizes | {"precision": "fp32"}))
+
+
+class Words(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(50, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, ids):
+        return self.head(self.table(ids))
+
+
+def test_a_report_has_the_sizes_of_the_inputs_and_of_the_optimizer_that_it_is_about(cli, tmp_path):
+    """No default of a setting that they replace, neither printed nor stored."""
+    model, ids = Words(), torch.zeros(6, 9, dtype=torch.int64)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=0.01)
+    run = bertscope.from_json(bertscope.estimate(model, ids, optimizer=optimizer).to_json()).run
+    assert (run.batch, run.seq, run.momentum, run.weight_decay) == (6, 9, 0.9, 0.01)
+    assert bertscope.profile(model, ids, steps=1).run.batch == 6
+    (tmp_path / "words.py").write_text(
+        f"import torch\n{inspect.getsource(Words)}\nclass Image(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return x * self.w.sum()\n    def __init__(self):\n        super().__init__()\n"
+        "        self.w = torch.nn.Parameter(torch.ones(2))\n"
+    )
+    cases = ("Words", "ids=6x9:int64", "batch 6, seq 9"), ("Image", "x=6x3x8x8:float32", "batch 6")
+    for name, size, said in (*cases, ("Words", "ids=BxS:int64", "batch 1, seq 128")):
+        for command in ("flops", "estimate"):
+            done = cli(command, f"{tmp_path}/words.py:{name}", "--input", size)
+            assert f"{name}, {said}" in done.out.replace("batch 8", "batch 1"), done.out + done.err
+            assert ("seq" in done.out.splitlines()[1]) == ("seq" in said)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda ids: ids, lambda ids: [ids], lambda ids: {"ids": ids}], ids=["", "list", "dict"]
+)
+def test_summary_takes_inputs_by_position_as_other_functions(wrap):
+    ids = torch.zeros(6, 9, dtype=torch.int64)
+    assert bertscope.summary(Words(), wrap(ids)) == bertscope.summary(Words(), input_data=wrap(ids))
