@@ -239,7 +239,7 @@ def printed(once: Callable, user_folder: Path, tmp_path_factory: pytest.TempPath
         def measure(self) -> None:
             """Do nothing."""
 
-        run_timed_steps = measure
+        run_timed_steps = stop = measure
 
     def run(command: str) -> Result:
         folder = tmp_path_factory.mktemp("printed")
