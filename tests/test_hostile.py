@@ -156,6 +156,19 @@ def test_a_cell_of_csv_is_no_formula_and_a_number_stays_one():
     assert rows == ["a", "'=1+1", "+1", "-1,000", "'-cmd", "'@x", "-5", "a\\nb"]
 
 
+def test_a_command_to_paste_has_names_of_files_in_quotes(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "a;touch RAN"
+    text = ("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.00 GiB total capacity; 9.50 GiB already "
+            "allocated; 16.00 MiB free; 9.60 GiB reserved in total by PyTorch)")  # fmt: skip
+    for suffix, content in ((".log", text), (".bertscope.yaml", "model: bert-tiny\n"), (".safetensors", "")):
+        Path(f"{name}{suffix}").write_text(content)
+    why, check = cli("why", f"{name}.log"), cli("check", f"{name}.bertscope.yaml")
+    assert f"bertscope why '{name}.log' MODEL" in why.out
+    assert f"bertscope check --write '{name}.bertscope.yaml'" in check.out + check.err
+    assert f"bertscope count '{name}.safetensors'" in cli("estimate", f"{name}.safetensors").err
+
+
 @pytest.mark.parametrize("name", hostile.NAMES)
 def test_text_for_pages_and_errors_is_escaped(name):
     assert is_safe(visible(name))

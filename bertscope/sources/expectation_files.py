@@ -7,6 +7,7 @@ With `config` instead of `model` it has a preset's form. `module:attribute`, as 
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -53,7 +54,7 @@ class ExpectedModel(Record):
     def how_to_record(self) -> str:
         """Return a remedy for a file without expectations: the command that adds them."""
         code = " --allow-code" if isinstance(self.source, FactorySource) else ""
-        return f"'bertscope check --write {self.path}{code}' adds the current counts"
+        return f"'bertscope check --write {shlex.quote(str(self.path))}{code}' adds the current counts"
 
 
 def is_expectation_file(name: str | os.PathLike[str]) -> bool:

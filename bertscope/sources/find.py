@@ -9,6 +9,7 @@ Nothing here imports torch or runs that code; only `fetched_folder` uses the net
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -354,7 +355,8 @@ def _read(location: _Place, is_base: bool) -> ModelSource:
     path = location.config or location.path
     if location.exists and location.has_weights and not location.config:
         raise SourceError(
-            f"{path} has no config.json next to it; add the model's, or count its tensors with 'bertscope count {path}'"
+            f"{path} has no config.json next to it; add the model's, or count its tensors with: bertscope count "
+            f"{shlex.quote(str(path))}"
         )
     if location.is_folder and not location.config:
         raise SourceError(

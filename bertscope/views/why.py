@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -256,11 +257,11 @@ def _notes(report: WhyReport, target: Target | None) -> Iterator[str]:
 
 def _tip(report: WhyReport) -> str:
     key = report.findings[0].key if report.findings else ""
-    run, file = report.run, "-" if report.name == STDIN else one_line(report.name, limit=40)
+    run, file = report.run, "-" if report.name == STDIN else shlex.quote(one_line(report.name, limit=40))
     if run is not None and report.subject is not None and key == "why_fits" and report.total_bytes:
         settings = {"batch": run.batch, "seq": run.seq, **changed(run), "budget": report.total_bytes >> 20 << 20}
         options = setting_options({name: value for name, value in settings.items() if name != "checkpointing"})
-        model = f"{report.subject.name} -a {report.subject.architecture}"
+        model = f"{shlex.quote(one_line(report.subject.name))} -a {report.subject.architecture}"
         return f"find the cheapest checkpointing\n  bertscope plan {model} {options}"
     if report.source != MESSAGE or key not in _COMPARED:
         return "nvidia-smi" if key in ("why_other", "why_free") else ""
