@@ -15,7 +15,7 @@ from typing import Any
 
 from bertscope.errors import ConfigError, name_of, nearest
 from bertscope.reports.layer_ranges import LayerRange
-from bertscope.units import decimal
+from bertscope.units import PRECISIONS, QUANTIZED, decimal
 
 # Larger than in any BERT; a product of two such sizes still fits torch's 64-bit integers.
 MAX_DIMENSION = 2**24
@@ -476,3 +476,66 @@ def _from_text(text: str, kind: type) -> Any:
         return {"true": True, "false": False}.get(text, text)
     number = r"[0-9]{1,12}" if kind is int else r"([0-9]{1,12}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e[-+]?[0-9]{1,3})?"
     return kind(text) if kind in (int, float) and re.fullmatch(number, text, re.ASCII) else text
+
+
+# ---- quantization: weights in 4 or 8 bits ----
+
+
+_DTYPES = tuple(row.torch_name for row in PRECISIONS.values())
+_METHOD = "bitsandbytes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """The weights of linear layers as bitsandbytes stores them; the dtypes are torch's names.
+
+    `skipped` are parts of the paths of modules that stay as they are; None: those that transformers chooses.
+    """
+
+    kind: str  # one of QUANTIZED
+    computes_in: str | None = None  # None: the run's precision
+    loaded: str | None = None  # the dtype of the weights before, in which backward makes them
+    skipped: tuple[str, ...] | None = None
+
+    @property
+    def is_8bit(self) -> bool:
+        """Return True for 8 bits."""
+        return self.kind == "int8"
+
+    @property
+    def is_double(self) -> bool:
+        """Return True if the scales are quantized too."""
+        return self.kind.endswith("-dq")
+
+    @classmethod
+    def of(cls, members: Any, loaded: str | None) -> Quantization | None:
+        """Return what a `quantization_config` says, if there is one; raises ConfigError for what is not modelled."""
+        if not members:
+            return None
+        values: dict[str, Any] = members if isinstance(members, dict) else {"quant_method": members}
+        bits = [number for number in (4, 8) if values.get(f"load_in_{number}bit") is True]
+        kind = "int8" if bits == [8] else values.get("bnb_4bit_quant_type", "fp4")
+        skipped = values.get("llm_int8_skip_modules")
+        names = [] if skipped is None else skipped if isinstance(skipped, list) else [""]
+        dtype = str(values.get("bnb_4bit_compute_dtype") or _DTYPES[0]).removeprefix("torch.")
+        is_wrong = {
+            "quant_method": values.get("quant_method", _METHOD) != _METHOD,
+            "load_in_4bit": len(bits) != 1,
+            "bnb_4bit_quant_type": kind not in QUANTIZED,
+            "bnb_4bit_compute_dtype": dtype not in _DTYPES,
+            "llm_int8_skip_modules": not all(re.fullmatch(r"[\w.]{1,200}", str(name)) for name in names),
+            "llm_int8_has_fp16_weight": values.get("llm_int8_has_fp16_weight"),
+            "llm_int8_enable_fp32_cpu_offload": values.get("llm_int8_enable_fp32_cpu_offload"),
+        }
+        if key := next(filter(is_wrong.get, is_wrong), ""):
+            raise ConfigError(
+                f"quantization_config: {key} {shown_value(values.get(key))} is not modelled; nf4, fp4 and int8 of "
+                f"bitsandbytes are; {name_of('quantize')} none takes the weights before quantization",
+                field="quantization_config",
+            )
+        return cls(
+            kind=f"{kind}-dq" if bits == [4] and values.get("bnb_4bit_use_double_quant") else kind,
+            computes_in=None if bits == [8] else dtype,
+            loaded=loaded if loaded in _DTYPES else None,
+            skipped=tuple(map(str, names)) or None,
+        )

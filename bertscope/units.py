@@ -20,6 +20,8 @@ FP32 = Precision(name="fp32", size_bytes=4, torch_name="float32", autocast=False
 BF16 = Precision(name="bf16", size_bytes=2, torch_name="bfloat16", autocast=True)
 FP16 = Precision(name="fp16", size_bytes=2, torch_name="float16", autocast=True)
 PRECISIONS = {precision.name: precision for precision in (FP32, BF16, FP16)}
+UNQUANTIZED = "none"
+QUANTIZED = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8")  # weights in 4 and 8 bits; -dq: their scales in 8 bits too
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("", "K", "M", "G", "T", "P", "E")

@@ -87,6 +87,7 @@ VALUES: dict[str, list[Any]] = {
     "allow": [["unexpected"]], "strip_prefix": ["auto"], "architecture": ["BertForMaskedLM"], "attention": ["eager"],
     "add_pooling_layer": [False], "lora": ["r=2"], "download": [True], "steps": [2],
     "config": [True], "exact": [True], "eval_batch": [512], "price": ["t4=0.35"],
+    "quantize": ["nf4"],
     "freeze": ["embeddings", "0"], "input": ["inputs_embeds=BxSx16:float32", "input=3x8:float32"],
 }  # fmt: skip
 # Keywords that change nothing of these small steps or say what is so anyhow, each with the reason.

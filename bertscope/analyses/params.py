@@ -294,7 +294,7 @@ def tree(
                     is_last=is_last,
                     inputs=node.note[0],
                     outputs=node.note[1],
-                    bytes=copies * sum(held.layer_numel * held.itemsize for held in node.params),
+                    bytes=copies * sum(round(held.layer_numel * held.itemsize) for held in node.params),
                     **_sums(node.params, copies, sums.layer_params),
                 )
             )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bertscope.api.requests import built, public_function, shapes_of_run
 from bertscope.reports.modules import CountReport, TreeReport
+from bertscope.settings.run_config import STORED
 from bertscope.sources.find import Model, stored_alone
 
 if TYPE_CHECKING:
@@ -24,12 +25,14 @@ def count(
     dtype: str | None = None,
     folded: bool | None = None,
     sort: Literal["model", "params", "path"] = "model",
+    quantize: str = STORED,
     **run: Unpack[ShapesOfRun],
 ) -> CountReport | Any:
     """Count the parameters of any model from its tensors' shapes, without running it.
 
     `by` is group, layer, module or parameter. Equal layers are folded unless `by="parameter"`; `folded`
-    overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default the tensors' own dtypes do. The inputs and
+    overrides this. `dtype` (fp32, bf16, fp16) sets the bytes; by default the tensors' own dtypes do. `quantize`
+    (nf4, fp4, int8, none) packs the weights of linear layers, by default as the model's file says. The inputs and
     outputs in a run on meta are shown with `shapes=True`, at `batch` and `seq`, or with a module's inputs, by
     their `input_size` (and `dtypes`) or as `inputs`. A file with tensors and no configuration is counted by its header.
 
@@ -39,9 +42,9 @@ def count(
     >>> bertscope.count(torch.nn.Linear(3, 4)).totals.distinct_params
     16
     """
-    named = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model"}
+    named = {"name": name, "dtype": dtype, "folded": folded, "sort": sort != "model", "quantize": quantize != STORED}
     options = {"by": by, "dtype": dtype, "folded": folded, "sort": sort}
-    return _counted("count", model, name, run, named, {"by": by}, options)
+    return _counted("count", model, name, run, named, {"by": by}, options, quantize)
 
 
 @public_function(shapes_of_run)
@@ -93,7 +96,14 @@ def summary(  # type: ignore[misc]  # `input_size`, or the inputs, may be given 
 
 
 def _counted(
-    question: str, model: Model, name: str | None, run: Any, named: dict[str, Any], stored: Any, options: dict[str, Any]
+    question: str,
+    model: Model,
+    name: str | None,
+    run: Any,
+    named: dict[str, Any],
+    stored: Any,
+    options: dict[str, Any],
+    quantize: str = STORED,
 ) -> Any:
     """Return the report on a file with tensors and no configuration by its header, else that on a model."""
     if checkpoint := stored_alone(model, **named, **run):
@@ -102,5 +112,5 @@ def _counted(
         return stored_report(checkpoint, **stored)
     from bertscope.analyses import params  # torch, which the header of a checkpoint needs not
 
-    module, shown = built(model, name)
+    module, shown = built(model, name, quantize)
     return getattr(params, question)(module, name=shown, shapes=shapes_of_run(model, **run), **options)

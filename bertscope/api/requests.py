@@ -6,13 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from bertscope.config import POSITIONS
-from bertscope.errors import SelectionError
+from bertscope.errors import ConfigError, SelectionError
+from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import CodeObject, rows
 from bertscope.settings.run_config import AUTOCAST, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
 from bertscope.settings.training import MODEL
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bertscope.settings.keywords import GivenInputs
-    from bertscope.settings.request import Request
     from bertscope.torch_access import nn
     from bertscope.tracing.module_tree import InOut
 
@@ -76,12 +77,15 @@ def is_module(model: Model) -> TypeGuard[nn.Module]:
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
-def built(model: Model, name: str | None = None) -> tuple[nn.Module, str | None]:
-    """Return the given module itself, or a source's model on meta, and the name for its report."""
-    if is_module(model):
+def built(model: Model, name: str | None = None, quantize: str = STORED) -> tuple[nn.Module, str | None]:
+    """Return the given module itself, or a source's model on meta with such weights, and the name for its report."""
+    if is_module(model) and quantize == STORED:
         return model, name
     source = source_of(model, name=name)
-    return built_for_counting(source), source.name
+    counted = built_for_counting(source)
+    with suppress(ConfigError):  # of another method than bitsandbytes, of which the source has a notice
+        source.quantize(counted, quantize)
+    return counted, source.name
 
 
 def inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
@@ -233,8 +237,6 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any]) -> Reques
     A training file precedes a project's defaults. A plan's run is a default between both; its strategy is
     compared with others that are asked for. Raises SettingError for a setting that the function does not take.
     """
-    from bertscope.settings.request import Request, read_settings
-
     row = QUESTIONS[question]
     request = model if isinstance(model, Request) else Request(question=question, subject=model)
     keywords = with_objects(settings, request.subject)

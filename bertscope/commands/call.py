@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -26,7 +26,7 @@ from bertscope.progress import listening
 from bertscope.reports.base import UNCOUNTED
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import CodeName, Row, SettingError, no_effect
-from bertscope.settings.run_config import QUESTIONS, SETTINGS
+from bertscope.settings.run_config import QUESTIONS, SETTINGS, STORED
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_import import load_meta_kernels, without_meta_kernels
@@ -125,6 +125,8 @@ class CommandLine(SimpleNamespace):
         from bertscope.tracing.module_tree import freeze  # torch is imported from here on
 
         built = built_for_counting(source)
+        with suppress(ConfigError):  # of another method than bitsandbytes, which the source's notice names
+            source.quantize(built, getattr(self, "quantize", STORED))
         freeze(built, getattr(self, "freeze", None) or ())
         return source, built
 

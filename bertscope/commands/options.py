@@ -19,7 +19,7 @@ from bertscope.errors import SelectionError, either_of
 from bertscope.settings.checkpointing import STRATEGIES
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 from bertscope.settings.rows import Row
-from bertscope.settings.run_config import FLASH_KERNELS, QUESTIONS, RunConfig
+from bertscope.settings.run_config import FLASH_KERNELS, QUESTIONS, SETTINGS, STORED, RunConfig
 from bertscope.sources.bert import preset_paths
 from bertscope.sources.find import DEFAULT_MODEL
 from bertscope.units import FP32, PRECISIONS
@@ -107,6 +107,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                  metavar="KEY=VALUE[,...]"),
     "download": _flag("Download a missing model from the Hugging Face hub.", section="model"),
     "allow_code": _flag("Import the code (module:attribute) that a file names.", section="model"),
+    "quantize": _row("Pack the weights of linear layers as bitsandbytes does. stored is what the config.json says.",
+                     STORED, choices=SETTINGS["quantize"].choices, section="model"),
     "freeze": _row("Freeze parameters by name or glob, such as embeddings or '*.bias'. Repeatable.", (), section="loop",
                    metavar="PATTERN", concerns=_NO_TORCH),
     # the sizes and the shapes of inputs

@@ -49,7 +49,7 @@ _GROUPS = {
     "Parameters and FLOPs": (
         Command(
             "bertscope.api.counts:count",
-            f"by dtype unfold sort {_MODEL} others freeze untie style columns expect {_SHAPES} stored {_OUT}",
+            f"by dtype unfold sort {_MODEL} others quantize freeze untie style columns expect {_SHAPES} stored {_OUT}",
             """
 Count the parameters of a model or checkpoint, layer by layer.
 

@@ -376,7 +376,7 @@ class StepRecorder(Recorder):
         if not self.is_recording:
             return
         self._refer((self.numbers.get(storage_key(tensor), -1) for tensor in tensors_in(value)), name)
-        if name == "output":
+        if name == "output" and number >= 0:
             position = self.position()
             self.log.mark(position, RETURN, [position.path], [1])
 

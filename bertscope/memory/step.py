@@ -16,6 +16,7 @@ from bertscope.memory import optimizers
 from bertscope.memory.trace import Block
 from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
+from bertscope.model.quantized import QuantizedLinear
 from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.rows import CodeObject
@@ -246,8 +247,12 @@ class ModelStep:
         """Return a micro-batch's loss; on the way the model's outputs are assigned to variables of the loop."""
         with self._watched_outputs():
             loss = self.loss(self.called, batch)
+        layers = (layer for layer in self.model.modules() if isinstance(layer, QuantizedLinear) and layer.saved_input)
+        self.assign("output", [layer.saved_input() for layer in layers], -1)  # which live as long as the graph
         is_tensor = isinstance(loss, torch.Tensor)
         if self.run_config.mode == TRAINING and not (is_tensor and loss.requires_grad):
+            if any(isinstance(part, QuantizedLinear) for part in self.model.modules()):
+                raise SelectionError(f"a quantized model is frozen: train adapters, such as {name_of('lora')} r=8")
             raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
         loss = loss / self.run_config.accumulate if self.run_config.accumulate > 1 and is_tensor else loss
         self.assign("loss", loss)
@@ -379,6 +384,8 @@ def run_model(
         base.base_model.hides_positions = run_config.padding > 0 or run_config.compile  # a graph reads no values
     if run_config.dtype != STORED:
         keep_adapters_in_fp32(model.to(TORCH_DTYPES[run_config.dtype]))
+    computes_in = TORCH_DTYPES.get(run_config.compute_precision)
+    source.quantize(model, run_config.quantize, computes_in, on_cuda=run_config.device == CUDA)
     return model.train(not run_config.is_eval)
 
 

@@ -8,7 +8,6 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bertscope.config import ALL_LINEAR, BertConfig, Lora
@@ -172,8 +171,8 @@ def name_without_adapter(path: str) -> str:
 
 
 def keep_adapters_in_fp32(module: nn.Module) -> None:
-    """Convert the adapters of a model of 16 bits back to fp32, as `get_peft_model` does."""
+    """Convert the adapters of a model of 16 bits back to fp32, as `get_peft_model` does; also those that peft made."""
     for inner in module.modules():
-        if isinstance(inner, LoraLinear):
-            inner.lora_A.to(torch.float32)
-            inner.lora_B.to(torch.float32)
+        for path, param in inner.named_parameters() if hasattr(inner, "base_layer") else ():
+            if not path.startswith("base_layer."):
+                param.data = param.data.float()

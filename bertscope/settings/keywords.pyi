@@ -34,6 +34,7 @@ Optimizer = Literal[
 ]
 OptimizerImplementation = Literal["default", "loop", "foreach", "fused"]
 Loop = Literal["plain", "trainer", "freed", "lightning"]
+Quantize = Literal["stored", "none", "nf4", "nf4-dq", "fp4", "fp4-dq", "int8"]
 Device = Literal["cpu", "cuda"]
 SdpaKernel = Literal["auto", "flash", "efficient", "math", "cudnn"]
 Strategy = Literal["none", "ddp", "zero1", "fsdp-no-reshard", "fsdp", "hsdp", "tp", "tp+fsdp"]
@@ -80,6 +81,7 @@ class FitSettings(Files, total=False):
     dropout: bool
     freeze: str | Sequence[str]
     input: str | Sequence[str]
+    quantize: Quantize
     device: Device
     sdpa_kernel: SdpaKernel
     expandable_segments: bool

@@ -51,7 +51,7 @@ from bertscope.settings.training import (
     whole_number,
     words,
 )
-from bertscope.units import BF16, FP16, FP32, PRECISIONS
+from bertscope.units import BF16, FP16, FP32, PRECISIONS, QUANTIZED, UNQUANTIZED
 
 # Whose masks a run of the built-in BERT has, in reports.
 AS_IN_TRANSFORMERS = "as in transformers 4.43.4"
@@ -59,7 +59,7 @@ MODES = INFERENCE, EVALUATION, FORWARD, TRAINING = "inference", "evaluation", "f
 DEVICES = CPU, CUDA = "cpu", "cuda"
 KERNELS = ("auto", "flash", "efficient", "math", "cudnn")
 AUTOCAST = "autocast-"  # the parameters keep their dtype, and matrix products run in the dtype after it
-STORED = "stored"  # the dtypes of the model's own parameters
+STORED = "stored"  # the dtypes of the model's own parameters, and their quantization
 RUN_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS.items() if row.autocast), STORED)
 _AUTOCAST_BF16, _AUTOCAST_FP16 = f"{AUTOCAST}{BF16.name}", f"{AUTOCAST}{FP16.name}"
 PLAIN, TRAINER, FREED, LIGHTNING = "plain", "trainer", "freed", "lightning"
@@ -253,6 +253,11 @@ class RunConfig(Settings):
         (), "An input of forward, such as pixel_values=Bx3x224x224:float32. B is the batch size and S the sequence "
         "length; batch.image=... is a key of a dictionary.",
         section="sizes", metavar="NAME=SHAPE:DTYPE", of_modules=False,
+    )
+    quantize: str = row(
+        STORED, "The weights of linear layers as bitsandbytes stores them: nf4, fp4, int8, with -dq also their scales "
+        "quantized. The model is frozen but for its adapters; stored is what its config.json says.",
+        choices=(STORED, UNQUANTIZED, *QUANTIZED), text="{} weights",
     )
     device: str = row(
         CPU, "The device: cpu or cuda.", section="gpu", choices=DEVICES, text="{}",

@@ -173,6 +173,7 @@ class BertSource(ModelSource):
     uses_transformers_masks: bool = False  # the same outputs, with the memory of transformers 4.43.4
     printed_attention: str | None = None  # the kernel that `tree --style torch` shows
     flash: str | None = None  # one of FLASH_KERNELS, which the class of the installed transformers may have
+    quantization: Any = field(default=None, hash=False)  # the `quantization_config` in its file
     file_note: str = ""  # on what its file says and no BERT has
     config_lines: dict[str, int] = field(default_factory=dict, compare=False)
     family = "a BERT"
@@ -228,7 +229,9 @@ class BertSource(ModelSource):
     def to_data(self) -> dict[str, Any]:
         if callable(self.config.hidden_act):
             raise SelectionError("profile's child process takes hidden_act by its name, such as 'gelu'; got a function")
-        data = {name: getattr(self, name) for name in ("name", "architecture", "add_pooling_layer", "flash")}
+        data = {
+            name: getattr(self, name) for name in ("name", "architecture", "add_pooling_layer", "flash", "quantization")
+        }
         return data | {"config": self.config.to_dict(), "lora": self.lora and str(self.lora)}
 
     @classmethod
@@ -435,4 +438,5 @@ def configured(entries: Entries, path: Path, name: str | None) -> ModelSource:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
     dtype = transformers_models.stored_dtype(members)
     member |= {"path": path, "config_lines": lines, "stored_dtype": dtype, "flash": flash}
-    return BertSource.of(config, name or "bert", file_note=transformers_models.file_notes(members), **member)
+    member |= {"file_note": transformers_models.file_notes(members), "quantization": members.get("quantization_config")}
+    return BertSource.of(config, name or "bert", **member)

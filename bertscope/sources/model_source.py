@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from bertscope.config import MAX_BUILT_LAYERS, Lora
+from bertscope.config import MAX_BUILT_LAYERS, Lora, Quantization
 from bertscope.errors import (
     BertscopeError,
     ConfigError,
@@ -35,6 +35,7 @@ from bertscope.errors import (
 from bertscope.frozen import Record
 from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.rows import NO_PERMIT, CodeName, with_permits
+from bertscope.units import QUANTIZED, UNQUANTIZED
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -84,6 +85,11 @@ class ModelSource(Record):
     def notice(self) -> str:
         """Return a note for the user before the model is built, or an empty string."""
         return ""
+
+    @property
+    def quantization(self) -> Any:
+        """Return the `quantization_config` in the model's file, which may be anything; None without one."""
+        return None
 
     @property
     def bert_config(self) -> BertConfig | None:
@@ -247,6 +253,16 @@ class ModelSource(Record):
             recompute(model, strategy, self.strategies(model), reentrant)
             if self.adapter:
                 require_gradients(model)
+
+    def quantize(self, model: Any, setting: str, computes_in: Any = None, *, on_cuda: bool = False) -> None:
+        """Quantize the built model's weights as the setting says, or for `stored` as the model's file says."""
+        how = Quantization(kind=setting) if setting in QUANTIZED else None
+        if setting not in (*QUANTIZED, UNQUANTIZED):
+            how = Quantization.of(self.quantization, self.stored_dtype)
+        if how:
+            from bertscope.model.quantized import quantize
+
+            quantize(model, how, computes_in, on_cuda=on_cuda)
 
     def confined(self) -> AbstractContextManager[Any]:
         """Return the context in which the built model runs; there transformers has no network and no pickles."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bertscope.config import ARCHITECTURES, RULES, refuse_misspelling
+from bertscope.config import ARCHITECTURES, RULES, Quantization, refuse_misspelling
 from bertscope.errors import (
     BertscopeWarning,
     ConfigError,
@@ -34,7 +34,6 @@ from bertscope.errors import (
 from bertscope.files import Mapping as Entries
 from bertscope.settings.run_config import FLASH_KERNELS
 from bertscope.sources.model_source import ModelSource, SourceOptions
-from bertscope.units import visible
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -206,9 +205,11 @@ def file_notes(members: Mapping[str, Any]) -> str:
             "auto_map names code in the model's repository, which is not run: its network may differ from this"
         )
     if quantized := members.get("quantization_config"):
-        method = str(quantized.get("quant_method", "")) if isinstance(quantized, Mapping) else ""
-        method = f" ({visible(method[:40])})" if method else ""
-        notes.append(f"quantization_config{method} is not followed: all weights are taken as before quantization")
+        try:
+            how = Quantization.of(quantized, None)
+            notes.append(f"the weights of linear layers are {how and how.kind}, as its quantization_config says")
+        except ConfigError as error:
+            notes.append(error.message)
     return "\n".join(notes)
 
 
@@ -286,6 +287,10 @@ class TransformersSource(ModelSource):
     @property
     def family(self) -> str:
         return f"a {self.model_type} of transformers"
+
+    @property
+    def quantization(self) -> Any:
+        return self.settings.get("quantization_config")
 
     def to_data(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self)} | {"path": str(self.path)}

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib.metadata import version
+from math import prod
 from typing import Any, NamedTuple
 
 from bertscope import __version__, torch_access
@@ -24,6 +25,7 @@ from bertscope.config import MAX_BUILT_LAYERS, BertConfig
 from bertscope.errors import SelectionError
 from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import base_model_of
+from bertscope.model.quantized import QuantizedLinear
 from bertscope.reports.base import Shape, Subject, TensorShape, Tie, Totals
 from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written_apart
 from bertscope.settings.run_config import AS_IN_TRANSFORMERS
@@ -78,10 +80,11 @@ class Held(NamedTuple):
     path: str
     shape: Shape
     numel: int
-    itemsize: int
+    itemsize: float
     is_parameter: bool
     trainable: bool
     counts: bool
+    is_packed: bool  # in 4 or 8 bits, whatever dtype the others have
     tied_to: str | None
 
     @property
@@ -205,11 +208,14 @@ class _Reader:
             address, home = _join(path, name), self.homes[id(tensor)]
             is_first = first_names.setdefault(id(tensor), name) == name
             unknown = nn.parameter.is_lazy(tensor)
+            shape = tuple(module.shape if isinstance(module, QuantizedLinear) and name == "weight" else tensor.shape)
+            is_packed = shape != tensor.shape
             yield Held(
                 path=address,
-                shape=None if unknown else tuple(tensor.shape),
-                numel=0 if unknown else tensor.numel(),
-                itemsize=tensor.dtype.itemsize,
+                shape=None if unknown else shape,
+                numel=0 if unknown else prod(shape),
+                itemsize=tensor.nbytes / prod(shape) if is_packed else tensor.dtype.itemsize,
+                is_packed=is_packed,
                 is_parameter=is_parameter,
                 trainable=is_parameter and tensor.requires_grad,
                 counts=home == address or (is_first and id(tensor) not in below),
@@ -297,7 +303,8 @@ def _renamed(path: str | None, old: str, new: str) -> str | None:
 
 def held_bytes(held: Held, dtype: str | None) -> int:
     """Return a tensor's bytes as stored or in `dtype`; 0 for a tied one."""
-    return held.distinct_numel * (PRECISIONS[dtype].size_bytes if dtype else held.itemsize)
+    itemsize = PRECISIONS[dtype].size_bytes if dtype and not held.is_packed else held.itemsize
+    return round(held.distinct_numel * itemsize)
 
 
 def totals(root: Node, dtype: str | None) -> Totals:
