@@ -72,7 +72,8 @@ def verdict(report: FitReport) -> str:
 
 
 def _facts(report: FitReport) -> Sequence[step.Fact]:
-    row, on = _answering_row(report), step.limit_text(report)
+    row = _answering_row(report)
+    on = step.limit_text(report) + _at(report, row.seq) * (len({one.seq for one in report.rows}) > 1)
     several = len({one.precision for one in report.rows}) > 1
     how, precision = with_checkpointing(row.checkpointing), f" in {row.precision}" * several
     need = f"{step.lacking(row.cost) if row.answer == NO else step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"

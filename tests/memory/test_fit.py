@@ -382,12 +382,11 @@ def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
     assert "t4 has no fused attention kernel for bf16" in table
 
 
-def test_every_length_is_answered_with_its_cheapest_way(cli, folder):
+def test_the_answer_for_several_lengths_names_its_length(cli, folder):
     result = cli("fit", "small.yaml", "--budget", "1MiB", "--seq", "8,32", "--batch", "16", "--checkpointing", "none",
-                 "--precision", "fp32", "-v")  # fmt: skip
+                 "--precision", "fp32")  # fmt: skip
     assert result.code == 0
-    assert "Cheapest setting at seq 8: fp32 without checkpointing" in result.out
-    assert "Cheapest setting at seq 32: nothing that was tried" in result.out
+    assert "seq 8" in result.out.splitlines()[0]
 
 
 # The command.
@@ -517,17 +516,6 @@ def test_parts_below_a_thousandth_of_every_peak_are_one_row():
     report = replace(profiled(), variants=(Variant(checkpointing="none", reentrant=False, estimated=memory),))
     assert re.search(r"^ buffers, inputs +24 B$", view_of("memory").table(report, Target()), re.MULTILINE)
     assert re.search(r"^ inputs +16 B$", view_of("memory").table(report, Target(verbose=True)), re.MULTILINE)
-
-
-def test_the_bars_are_as_long_as_the_parts_and_need_no_colour():
-    name = "without checkpointing "
-    lines = view_of("memory").table(profiled(), Target(verbose=True)).splitlines()
-    line = next(line for line in lines if line.startswith(f"{name} "))
-    bar = line.removeprefix(name).split()[0]
-    lengths = {mark: bar.count(mark) for mark in "POGAt"}
-    assert sum(lengths.values()) == len(bar) == 80 - len("checkpointing full reentrant ") - 14
-    assert lengths["O"] == pytest.approx(2 * lengths["P"], abs=1)
-    assert lengths["A"] == pytest.approx(len(bar) * 100 / 280, abs=1)
 
 
 def same(cost: dict[str, Any]) -> dict[str, Any]:
