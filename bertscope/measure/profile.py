@@ -228,7 +228,7 @@ class _Child:
 class _Ranks(_Child):
     """A job of real ranks: a child that estimates, and then one for each rank."""
 
-    load, entry = "bertscope.measure.rank:load_for_ranks", "bertscope.measure.rank:main"
+    load, entry = "bertscope.measure.rank:load_for_ranks", "bertscope.measure.rank:answer_rank"
 
     def measure(self) -> None:
         super().measure()

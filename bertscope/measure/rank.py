@@ -109,13 +109,13 @@ def load_for_ranks() -> None:
     from torch.distributed.tensor import parallel  # noqa: F401
 
 
-def main() -> None:
+def answer_rank() -> None:
     """Read a job from standard input: estimate its step, or run it as a rank."""
     faulthandler.register(signal.SIGUSR1)  # the parent asks for the place where a rank hangs
-    answer_job(run)
+    answer_job(run_rank)
 
 
-def run(job: Job, send: Say) -> None:
+def run_rank(job: Job, send: Say) -> None:
     """Answer a job."""
     launch, device = job.launch or RankLaunch(nproc=1), job.run_config.device
     if launch.rank is None:

@@ -423,4 +423,4 @@ def test_fewer_gpus_than_ranks_are_a_wrong_question(monkeypatch):
     asked = replace(asked, run_config=replace(asked.run_config, device="cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(rank.SelectionError, match="finds 2 CUDA devices here, and each of 4 ranks needs one"):
-        rank.run(asked, lambda *message: None)
+        rank.run_rank(asked, lambda *message: None)
