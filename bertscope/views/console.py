@@ -182,25 +182,18 @@ def padded(text: str, width: int) -> str:
 
 def progress_bar() -> Any:
     """Return a bar that disappears when it stops, with the stages done, the elapsed and the remaining time."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
     from rich.table import Column
 
     console = Console(stderr=True, markup=False, highlight=False)
     bar_width = 20 if console.width >= 100 else 10
-    words = Column(no_wrap=True, overflow="ellipsis", width=max(min(console.width - bar_width - 26, 60), 10))
-    columns = TextColumn("{task.description}", markup=False, table_column=words), BarColumn(bar_width)
-    numbers = MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    stage = Column(no_wrap=True, overflow="ellipsis", width=max(min(console.width - bar_width - 26, 60), 10))
+    columns = progress.TextColumn("{task.description}", markup=False, table_column=stage), progress.BarColumn(bar_width)
+    numbers = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
     # The speed is the mean since the start: a stage may take minutes.
     options: Any = {"redirect_stdout": False, "redirect_stderr": False, "speed_estimate_period": 1e9}
-    return Progress(*columns, *numbers, console=console, transient=True, **options)
+    return progress.Progress(*columns, *numbers, console=console, transient=True, **options)
 
 
 # ---- the colours of the charts: one for each meaning, for light and for dark pages ----

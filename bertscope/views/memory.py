@@ -398,16 +398,16 @@ def _traffic_notes(report: MemoryReport) -> Iterator[str]:
 def _traffic_table(report: MemoryReport, *, by_module: bool) -> Table:
     """Return the traffic by module, or by phase only; what is the same in all variants is one column."""
     sums: dict[str, list[Counter[str]]] = {}  # of each variant
-    for number_of_variant, variant in enumerate(report.variants):
+    for column, variant in enumerate(report.variants):
         for row in variant.traffic:
             path = f" of {row.path}" if row.path and by_module else ""
             name = f"{row.collective} {in_phase(row.phase)}{path}, {count_text(row.ranks)} ranks"
             cells = sums.setdefault(name, [Counter() for _ in report.variants])
-            cells[number_of_variant].update(calls=row.calls, full_bytes=row.full_bytes, sent_bytes=row.sent_bytes)
+            cells[column].update(calls=row.calls, full_bytes=row.full_bytes, sent_bytes=row.sent_bytes)
     rows: list[dict[str, Any]] = []
     for name, cells in sums.items():
         rows.append({"name": name, "any": next(filter(None, cells)), **{str(n): cell for n, cell in enumerate(cells)}})
-    sent = {f"sent: {step.variant_name(variant)}": str(place) for place, variant in enumerate(report.variants)}
+    sent = {f"sent: {step.variant_name(variant)}": str(n) for n, variant in enumerate(report.variants)}
     if all(len({cell["sent_bytes"] for cell in cells}) == 1 for cells in sums.values()):
         sent = {"a rank sends": "any"}
     columns = [

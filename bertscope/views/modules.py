@@ -285,9 +285,6 @@ def _flops_lines(report: FlopsReport, target: Target | None) -> Iterator[tuple[s
         how = "without checkpointing" if report.checkpointing == NONE else f"checkpointing {report.checkpointing}"
         yield "backward", f"{count_text(root.backward.matmul_flops)} FLOPs, from {report.loss}"
         yield "recomputed", f"{count_text(root.recompute.matmul_flops)} FLOPs ({how})"
-    if is_verbose:
-        matmul, macs = count_text(root.total.matmul_flops), count_text(root.total.macs)
-        yield "total", f"{matmul} FLOPs = {macs} MACs, matrix products only"
     if report.is_local:
         needed = count_text(root.total.needed_flops)
         yield "windows", f"{needed} FLOPs without the pairs of tokens that windows and causal masks hide"
@@ -301,8 +298,6 @@ def _flops_lines(report: FlopsReport, target: Target | None) -> Iterator[tuple[s
         yield "not counted", ", ".join(report.unknown_operators)
     if is_verbose:
         yield "convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"
-        if not report.unknown_operators:
-            yield "not counted", "nothing: every operator is known"
         layers = report.traced_layers
         traced = f"; {layers} equal layers ran, the others are extrapolated" if layers else ""
         versions = ", ".join(filter(None, (f"torch {subject.torch_version}", subject.implementation)))

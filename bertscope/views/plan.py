@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
-from textwrap import wrap
+from textwrap import shorten, wrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,7 +124,7 @@ def columns(report: PlanReport) -> list[Column]:
     if has_changes:
         costs = [replace(one, is_wide=one.is_wide + (one.title != "fits")) for one in costs]
     return [
-        Column("plan", lambda row: _short(label(row), limit), values("checkpointing")),
+        Column("plan", lambda row: shorten(label(row), limit, placeholder=" ..."), values("checkpointing")),
         Column("micro-batch", "{0.batch} x {0.accumulate}".format, values("batch", "accumulate"), True, shown=several),
         Column("what changes", _changed, shown=has_changes),
         *costs,
@@ -134,10 +134,6 @@ def columns(report: PlanReport) -> list[Column]:
     ]  # fmt: skip
 
 
-def _short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 3].rpartition(' ')[0]} ..."
-
-
 def _changed(row: PlanRow) -> str:
     """Return what a plan changes in words: `adamw-8bit, LoRA adapters only`."""
     names = {"lora": "LoRA adapters only", "freeze": "frozen embeddings", "precision": "16 bits"}
@@ -145,10 +141,10 @@ def _changed(row: PlanRow) -> str:
 
 
 def _options(settings: dict[str, Any]) -> str:
-    table, words = rows(RunConfig), list[str]()
+    table, options = rows(RunConfig), list[str]()
     for name, value in settings.items():
-        words += option_words(table[name], value) if name in table else [f"--{name}", str(value)]
-    return shlex.join(words)
+        options += option_words(table[name], value) if name in table else [f"--{name}", str(value)]
+    return shlex.join(options)
 
 
 def _settings(report: PlanReport) -> str:
@@ -181,8 +177,8 @@ def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
     yield Heading("What the table says")
     row = report.first
     if row.changes:
-        words = ", ".join(f"{name}={value!r}" for name, value in row.changes.items())
-        yield f"What it changes: {words if named('batch') == 'batch' else _options(row.changes)}."
+        keywords = ", ".join(f"{name}={value!r}" for name, value in row.changes.items())
+        yield f"What it changes: {keywords if named('batch') == 'batch' else _options(row.changes)}."
     if (cheaper := report.cheaper) is not None and report.fits:
         excess = cheaper.cost.gpu_bytes - cheaper.cost.usable_bytes
         more = f", {bytes_text(excess)} too much" if excess > 0 else ""

@@ -1,18 +1,16 @@
 """Live bytes over a step: panels for each variant, and the picture (HTML, SVG, PNG) or data (CSV, JSON) of them."""
 
 import io
-import operator
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby, pairwise
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from bertscope.errors import MissingExtraError, SelectionError, install_command
-from bertscope.reports.base import to_json
 from bertscope.reports.memory import Memory, MemoryReport, Sample
 from bertscope.units import binary_unit, bytes_text, html_text
 from bertscope.views.columns import Column, attribute, csv_only, csv_text, number, reader, shown_columns, values
@@ -57,12 +55,6 @@ class Pictured:
     unit: str
     unit_bytes: int
     top: float  # of the vertical axis, in units, with space for the names above the highest peak
-
-    def tops(self, panel: Panel) -> list[tuple[str, list[float]]]:
-        """Return each part with the upper edge of its area, the lowest area first."""
-        heights = ([getattr(sample.parts, part) / self.unit_bytes for sample in panel.samples] for part in self.parts)
-        tops = accumulate(heights, lambda below, part: [*map(operator.add, below, part)])
-        return list(zip(self.parts, tops, strict=True))
 
 
 def pictured(report: MemoryReport) -> Pictured:
@@ -187,9 +179,11 @@ def _draw(axes: Any, panel: Panel, picture: Pictured) -> None:
     if not panel.samples:
         axes.text(0.5, 0.5, textwrap.fill(panel.failure, 50), ha="center", va="center", transform=axes.transAxes)
         return
-    for part, heights in reversed(picture.tops(panel)):
+    for end, part in reversed([*enumerate(picture.parts, 1)]):
+        below = picture.parts[:end]
+        tops = [sum(getattr(sample.parts, name) for name in below) / picture.unit_bytes for sample in panel.samples]
         # Memory is constant from one event to the next.
-        axes.stairs(heights, fill=True, color=COLORS[part], linewidth=0, gid=part)
+        axes.stairs(tops, fill=True, color=COLORS[part], linewidth=0, gid=part)
     axes.grid(axis="y", color="black", alpha=0.12, linewidth=0.6)
     axes.set_xlim(0, len(panel.samples))
     axes.set_xlabel("in the order of allocations (not time)")
@@ -250,11 +244,6 @@ class Chart:
 
 
 # ---- the picture of a page, and the data ----
-
-
-def html(report: MemoryReport) -> str:
-    """Return the page."""
-    return filled("timeline.html", title=title(report), timeline=memory_charts(report, with_parts=True))
 
 
 def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str, Any]:
@@ -319,7 +308,9 @@ def timeline(report: MemoryReport, suffix: str) -> bytes:
     suffix = check_suffix(suffix)
     if suffix in ("svg", "png"):
         return image(report, suffix)
-    return {"html": html, "csv": csv, "json": to_json}[suffix](report).encode()
+    if suffix == "html":
+        return filled("timeline.html", title=title(report), timeline=memory_charts(report, with_parts=True)).encode()
+    return (csv(report) if suffix == "csv" else report.to_json()).encode()
 
 
 def check_suffix(suffix: str) -> str:

@@ -122,7 +122,7 @@ class View(Record):
     columns: Callable[[Any], Sequence[Column]] | Sequence[Column] = ()
     rows: str = "rows"
     names: int = 1  # of the columns that name a row: a narrow terminal gets several tables
-    strong: Callable[[Any, Any], object] = lambda report, row: False
+    strong: Callable[[Any, Any], object] = _nothing
     tables: Callable[..., Sequence[Table]] = _nothing  # type: ignore[assignment]
     title: Callable[[Any], str] = _nothing
     answer: Callable[[Any], str] = _nothing

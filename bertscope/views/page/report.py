@@ -87,8 +87,8 @@ def fit_command(model: ModelPart, fit: FitReport) -> str:
 
 def page_command(report: PageReport) -> str:
     """Return the command that writes the page."""
-    model, *others = report.models
-    compared = [f"--compare {shlex.quote(other.name)}" for other in others]
+    model, *rest = report.models
+    compared = [f"--compare {shlex.quote(other.name)}" for other in rest]
     run = model.fit.run if model.fit else model.memory.run
     return _command("report", report.models, *compared, "" if model.fit else "--no-fit", _step(model, run, model.fit))
 

@@ -36,8 +36,8 @@ def environment() -> Environment:
         "branched": _branched,
         "share": _share,
         "command": _command,
-        "name": lambda text: markup(breakable_html(text)),
-        "unbroken": lambda text: markup(unbroken_html(text)),
+        "name": breakable_html,
+        "unbroken": unbroken_html,
     }
     templates.globals["palette"] = declarations
     return templates
