@@ -126,8 +126,7 @@ class Report(Record):
     def __str__(self) -> str:
         return self.shown("printed")
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return self.shown("notebook")

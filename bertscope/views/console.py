@@ -175,11 +175,6 @@ def _joined(text: str) -> str:
     return _NUMBER_AND_UNIT.sub("\u00a0", whole)
 
 
-def padded(text: str, width: int) -> str:
-    """Return the text with blanks up to the width in columns."""
-    return text + " " * (width - text_width(text))
-
-
 def progress_bar() -> Any:
     """Return a bar that disappears when it stops, with the stages done, the elapsed and the remaining time."""
     from rich import progress

@@ -2,8 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby, pairwise
@@ -119,14 +118,10 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 
 
-@contextmanager
-def _our_settings() -> Iterator[None]:
-    import matplotlib
+def _our_settings() -> Any:
+    from matplotlib import style
 
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
-        matplotlib.rcParams.update(_SETTINGS)
-        yield
+    return style.context(["default", _SETTINGS])  # whatever the user's matplotlibrc says
 
 
 def image(report: MemoryReport, suffix: str) -> bytes:

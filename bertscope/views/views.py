@@ -12,7 +12,7 @@ from bertscope.errors import SelectionError, name_of, one_line
 from bertscope.frozen import Record
 from bertscope.units import html_text, json_text, short_count_text, visible_lines
 from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text
-from bertscope.views.console import Target, command_lines, lists_all, padded, painted, stacked, stdout_target, wrapped
+from bertscope.views.console import Target, command_lines, lists_all, painted, stacked, stdout_target, wrapped
 from bertscope.views.page.templating import filled
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
@@ -158,7 +158,7 @@ class View(Record):
         tip, _, command = self.tip(report).partition("\n") if has_tip else ("", "", "")
         command = command_lines(command, target.width or sys.maxsize)
         tables = stacked(*(table.text(target) for table in self.tables_of(report, target, **options)))
-        lines = [f"{padded(name, self.name_width)}{value}" for name, value in self.lines(report, target)]
+        lines = [f"{name:<{self.name_width}}{value}" for name, value in self.lines(report, target)]
         sections: list[list[str]] = [[]]
         for note in notes:
             if isinstance(note, Heading):

@@ -47,11 +47,9 @@ def _held_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str
     match finding.key:
         case "why_activations":
             frees = f", or use checkpointing, which frees up to {v.size_frees}" if finding.frees_bytes else ""
-            cause = f"Activations hold {v.share}: the backward pass needs them."
-            fix = f"Lower the batch size{frees}{v.at}."
+            return f"Activations hold {v.share}: the backward pass needs them.", f"Lower the batch size{frees}{v.at}."
         case "why_optimizer":
-            cause = f"The optimizer state holds {v.share}."
-            fix = "An 8-bit optimizer needs a quarter of it."
+            return f"The optimizer state holds {v.share}.", "An 8-bit optimizer needs a quarter of it."
         case "why_parameters":
             cause = f"The parameters hold {v.share}."
             fix = "Store them in 16 bits, or train LoRA adapters, which need few gradients and little optimizer state."
@@ -81,8 +79,7 @@ def _held_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str
             cause = f"The model is on the GPU {times}: the {copies} {v.size}."
             fix = f"Delete what is unused; they are loaded at {both}."
         case "why_copy":
-            cause = f"A copy of the weights (deepcopy) holds {v.size}."
-            fix = f"Keep the copy on the CPU{v.at}."
+            return f"A copy of the weights (deepcopy) holds {v.size}.", f"Keep the copy on the CPU{v.at}."
         case "why_optimizers":
             cause = f"The optimizer state exists twice: the older one holds {v.size}."
             fix = f"Delete the replaced optimizer and everything that refers to it{v.at}."
@@ -91,8 +88,7 @@ def _held_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str
             fix = "Call optimizer.zero_grad() right after optimizer.step()."
         case "why_fragmentation":
             small = f", in pieces below {v.tried}" if report.moment == OOM else ""
-            cause = f"Fragmentation: {v.size} is reserved but unused{small}."
-            fix = f"{_EXPANDABLE} python train.py"
+            return f"Fragmentation: {v.size} is reserved but unused{small}.", f"{_EXPANDABLE} python train.py"
         case "why_lengths":
             cause = f"Fragmentation, as shapes change: {v.size} is reserved but unused."
             fix = (
@@ -109,8 +105,7 @@ def _held_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str
             cause = f"Attention scores need {v.size}."
             fix = f"Use fused attention, which stores none: attn_implementation='sdpa'{v.at}."
         case "why_logits":
-            cause = f"Logits and their loss need {v.size}."
-            fix = f"Compute the loss in chunks of tokens{v.at}."
+            return f"Logits and their loss need {v.size}.", f"Compute the loss in chunks of tokens{v.at}."
         case "why_foreach":
             cause = f"Temporary tensors of the optimizer hold {v.size}."
             fix = "Create the optimizer with fused=True or foreach=False."
@@ -157,12 +152,10 @@ def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, s
             cause = f"The step is too large: its tensors hold {v.share}{cuda}."
             fix = f"{v.lower}, or use checkpointing or 16 bits."
         case "why_more":
-            cause = f"These settings need {v.size_needed} of tensors, but {v.size_held} was allocated."
-            fix = v.compare
+            return f"These settings need {v.size_needed} of tensors, but {v.size_held} was allocated.", v.compare
         case "why_beyond":
             whose = v.part[:1].upper() + v.part[1:]
-            cause = f"{whose} hold {v.size}; these settings need {v.size_estimated}."
-            fix = "The lines below allocated them."
+            return f"{whose} hold {v.size}; these settings need {v.size_estimated}.", "The lines below allocated them."
         case "why_fits":
             largest = [f"{batch:,}{' fits' * (not number)}{_with(name)}" if batch else f"no batch fits{_with(name)}"
                        for number, (name, batch) in enumerate(finding.values["batches"].items())]  # fmt: skip
