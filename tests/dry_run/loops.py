@@ -15,7 +15,6 @@ RUN = {"device": "cuda", "batch": 4, "seq": 32, "checkpointing": "none", "loop":
 SETTINGS = {
     "fp32": {},
     "plain": {"loop": "plain"},
-    "trainer": {"loop": "trainer", "accumulate": 3, "clip_grad_norm": True},
     "lightning": {"loop": "lightning"},
     "lightning with accumulation": {"loop": "lightning", "accumulate": 2},
     "plain under autocast": {"loop": "plain", "precision": "autocast-bf16", "accumulate": 2},
@@ -29,26 +28,22 @@ SETTINGS = {
     "clipping": {"clip_grad_norm": True},
     "eager": {"attention": "eager"},
     "eager under autocast": {"attention": "eager", "precision": "autocast-fp16", "grad_scaler": True},
-    "sgd": {"loop": "plain", "optimizer": "sgd", "momentum": 0.9},
+    "sgd and evaluation": {"loop": "plain", "optimizer": "sgd", "momentum": 0.9, "eval_batch": 9},
     "padding": {"padding": 0.25, "ema": True, "dropout": False},
     "frozen": {"freeze": ("embeddings", "encoder.layer.0"), "precision": "bf16"},
     "mnrl": {"loss": "mnrl", "hard_negatives": 1, "architecture": "BertModel"},
     "mnrl under autocast": {"loss": "mnrl", "precision": "autocast-bf16", "architecture": "BertModel"},
-    "cached mnrl": {"loss": "cached-mnrl:2", "padding": 0.25, "accumulate": 2, "architecture": "BertModel"},
-    "reranker": {"loss": "reranker", "architecture": "BertForSequenceClassification"},
-    "evaluation": {"loop": "plain", "eval_batch": 9},
-    "evaluation with logits": {"loop": "plain", "eval_batch": 9, "eval_samples": 30, "checkpointing": "full"},
-    "evaluation of Trainer": {
-        "loop": "trainer",
-        "eval_batch": 9,
-        "eval_samples": 30,
-        "precision": "autocast-bf16",
-        "accumulate": 2,
-        "padding": 0.25,
+    "cached mnrl and evaluation": {
+        "loss": "cached-mnrl:2", "padding": 0.25, "accumulate": 2, "eval_batch": 6, "architecture": "BertModel",
     },
-    "evaluation of cached mnrl": {"loss": "cached-mnrl:2", "eval_batch": 6, "architecture": "BertModel"},
+    "reranker": {"loss": "reranker", "architecture": "BertForSequenceClassification"},
+    "evaluation with logits": {"loop": "plain", "eval_batch": 9, "eval_samples": 30, "checkpointing": "full"},
+    "trainer and evaluation": {
+        "loop": "trainer", "eval_batch": 9, "eval_samples": 30, "precision": "autocast-bf16", "accumulate": 3,
+        "clip_grad_norm": True, "padding": 0.25,
+    },
     "distil": {"loss": "distil:bert-mini", "architecture": "BertModel"},
-}
+}  # fmt: skip
 TWICE = {  # settings that others have too
     "fp32", "plain", "autocast-bf16", "autocast-fp16", "bf16", "checkpointing", "accumulation", "clipping", "eager",
     "mnrl", "plain under autocast", "lightning with accumulation", "checkpointing under autocast",
