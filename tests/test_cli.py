@@ -165,7 +165,7 @@ def on_a_terminal(*args: str, columns: int = 80, program: Sequence[str] = (), **
             chunks.append(chunk)
     except OSError:  # Linux ends a closed pty with EIO
         pass
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     return b"".join(chunks).decode().replace("\r\n", "\n")
 
 

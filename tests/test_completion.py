@@ -75,7 +75,7 @@ def on_a_terminal(command: list[str], keys: str, folder: Path, variables: dict[s
     if pid == 0:
         os.chdir(folder)
         os.execvpe(command[0], command, variables)
-    screen, unsent, deadline = "", keys + "\nexit\n", time.monotonic() + 60
+    screen, unsent, deadline = "", keys + "\nexit\n", time.monotonic() + 300
     try:
         while time.monotonic() < deadline:
             if not select.select([terminal], [], [], 1)[0]:

@@ -144,7 +144,7 @@ def test_a_huggingface_hub_that_refuses_its_environment_is_one_line_that_names_t
 @pytest.mark.parametrize(("option", "kib"), [("-v", 500_000), ("-d", 150_000)])
 def test_a_limit_below_what_torch_needs_is_exit_code_3_and_neither_an_abort_nor_a_hang(option, kib):
     script = f"ulimit {option} {kib}; exec '{sys.executable}' -m bertscope count bert-tiny"
-    done = subprocess.run(["sh", "-c", script], cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", script], cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith(f"error: memory ran out: 'ulimit {option}' allows {kib >> 10} MiB; torch needs")
 
@@ -279,7 +279,7 @@ def test_a_socket_that_does_not_block_gets_everything():
     with subprocess.Popen([sys.executable, "-m", "bertscope", "schema", "memory"], stdout=theirs, env=ENV) as child:
         theirs.close()
         received = b"".join(iter(lambda: ours.recv(512), b""))
-        assert child.wait(60) == 0
+        assert child.wait(300) == 0
     ours.close()
     assert received.startswith(b"{")
     assert received.endswith(b"}\n")
@@ -297,7 +297,7 @@ def test_a_signal_ends_profile_and_its_child_with_the_documented_code(folder, na
     wait_for(process, moment)
     children = children_of(process.pid)
     os.kill(process.pid, getattr(signal, name))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == code
     assert "Traceback" not in err
     assert "full: " not in err
@@ -326,12 +326,12 @@ def test_a_signal_whose_exception_a_library_replaces_ends_the_run_all_the_same(t
 def test_a_signal_inside_a_destructor_is_sent_again(tmp_path):
     (tmp_path / "yaml.py").write_text(
         "import os, signal, time\nclass Late:\n    def __del__(self):\n"
-        "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(1)\nLate()\ntime.sleep(30)\n"
+        "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(1)\nLate()\ntime.sleep(300)\n"
     )
     started = time.monotonic()
     done = spawn("presets", env=ENV | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
     assert (done.returncode, done.stderr) == (143, "")
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 300
 
 
 # ---- output files -------------------------------------------------------------------------------
@@ -439,8 +439,8 @@ def test_ctrl_c_while_torch_runs_ends_at_once_without_a_message_or_a_file(tmp_pa
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
     time.sleep(2.2)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode in (130, 0)  # 0 on a fast machine: it had ended
+    _, err = process.communicate(timeout=300)
+    assert process.returncode in (130, 0, -signal.SIGINT)  # on a fast machine it had ended, on a slow one not begun
     assert "terminate" not in err
     assert "error" not in err
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".bertscope-")]

@@ -229,7 +229,7 @@ while not unfinished.max() == 0:
 assert tokens.shape == (4, 8)
 step(4)
 """
-    report = bertscope.run(script(STEP + code), timeout=60)
+    report = bertscope.run(script(STEP + code), timeout=300)
     assert report.updates == 1
     assert report.assumed
 
@@ -489,7 +489,7 @@ def test_a_hostile_script_leaves_nothing_behind(script, tmp_path):
     before = set(children())
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.1)
-        report = bertscope.run(name, [str(server.getsockname()[1])], timeout=60)
+        report = bertscope.run(name, [str(server.getsockname()[1])], timeout=300)
         with pytest.raises(TimeoutError):
             server.accept()
     assert report.updates == 3

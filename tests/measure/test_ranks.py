@@ -192,7 +192,7 @@ def test_a_rank_that_hangs_is_named_with_its_place_and_is_gone_at_the_timeout(cl
     assert (result.code, result.out) == (3, "")
     assert "rank 1 hung until the time limit while in the forward phase of the first steps" in result.err
     assert f"(in forward at {own}/own.py:" in result.err
-    assert is_gone(int(pid.read_text()), seconds=5)
+    assert is_gone(int(pid.read_text()))
 
 
 def test_the_folder_of_a_killed_run_is_removed_by_the_next_and_no_other_folder(tmp_path, monkeypatch):
@@ -247,7 +247,7 @@ def test_ctrl_c_leaves_no_rank(cli, own, monkeypatch):
     result = cli(*WORDS)
     assert (result.code, result.out) == (130, "")
     assert "was interrupted while " in result.err
-    assert is_gone(int(pid.read_text()), seconds=5)
+    assert is_gone(int(pid.read_text()))
 
 
 @needs_forks

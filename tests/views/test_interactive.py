@@ -222,14 +222,14 @@ def on_a_pty(*args, key, **variables) -> tuple[int, str]:
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"} | variables
     process = subprocess.Popen([*loaded("bertscope"), *args], stdin=slave, stdout=slave, stderr=slave, env=environment)
     os.close(slave)
-    got = b""
+    got, is_sent = b"", False
     with contextlib.suppress(OSError):  # Linux ends a closed pty with EIO
         while chunk := os.read(master, 65536):
-            if b"copy path" in chunk and b"copy path" not in got:
-                os.write(master, key)
-            got += chunk
+            got += chunk  # a chunk may end within the words
+            if b"copy path" in got and not is_sent:
+                is_sent = os.write(master, key) > 0
     os.close(master)
-    return process.wait(timeout=10), got.decode(errors="replace")
+    return process.wait(timeout=300), got.decode(errors="replace")
 
 
 @pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)])

@@ -63,7 +63,7 @@ def in_browser(path, folder, *scripts: str, flags: tuple[str, ...] = ()) -> dict
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND",
          "--enable-logging=stderr", "--virtual-time-budget=20000", "--window-size=1200,900", *flags,
          f"--user-data-dir={folder / 'profile'}", "--dump-dom", f"file://{probed}"],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert not [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
     title = re.search(r"<title>(\{.*?\})</title>", done.stdout, re.DOTALL)
