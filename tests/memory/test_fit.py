@@ -40,7 +40,7 @@ from bertscope.settings.run_config import RunConfig
 from bertscope.units import parse_bytes
 from bertscope.views.console import Target
 from bertscope.views.views import view_of
-from tests.conftest import GOLDEN, kinds
+from tests.conftest import EVERY_CASE, GOLDEN, kinds
 from tests.memory.steps import SMALL_YAML, estimated_trace, fit_report, small, whole_trace
 from tests.smoke import (  # noqa: F401  # pytest does not collect that file by itself
     test_estimates_are_the_known_numbers,
@@ -274,7 +274,7 @@ def test_between_what_the_allocator_serves_and_what_the_tensors_need_it_is_not_c
         assert (report.rows[0].answer, report.answer, report.fits) == (answer, answer, answer == "yes")
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", *EVERY_CASE * ("eager",)])
 def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_uncertain_batches(attention):
     source, run_config = small(attention=attention), RunConfig(device="cuda", seq=32, optimizer="sgd")
     card = replace(find_gpu("t4"), memory_bytes=GPUS["t4"].context_high_bytes + 90 * MIB)
@@ -553,7 +553,7 @@ def test_a_step_has_the_same_peak_reserved_and_on_the_card_in_every_report(cli):
     assert cost["peak"]["peak_bytes"] < reserved == cost["gpu_bytes"] - GPUS["t4"].context_high_bytes
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cuda", *EVERY_CASE * ("cpu",)])
 def test_a_batch_leaves_the_margin_free_and_one_more_does_not(device):
     """Both verdicts are those of one step in `estimate`, and the rounded batch is a multiple of 8 that fits."""
     source, run_config = small(), RunConfig(device=device, seq=8, optimizer="sgd")

@@ -19,6 +19,7 @@ from bertscope.memory.lengths import Data, LengthSteps
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.lengths import _read, read_lengths
+from tests.conftest import EVERY_CASE
 from tests.memory.plain_loop import peak_bytes
 from tests.memory.steps import small
 
@@ -107,7 +108,7 @@ def plain_peak(source: Any, lengths: list[int]) -> int:
                       lambda params: torch.optim.SGD(params, lr=0.0))  # fmt: skip
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", *EVERY_CASE * ("eager",)])
 def test_the_worst_step_of_dynamic_padding_is_that_of_a_plain_loop(attention: str) -> None:
     source = small(attention=attention, **WIDE)
     report = bertscope.lengths(source, LENGTHS, batch=3, **OWN)

@@ -191,7 +191,7 @@ def peaks(result):
     return [max(phase["peak_bytes"] for phase in variant[part]["phases"]) for part in ("estimated", "measured")]
 
 
-@pytest.mark.parametrize("attribute", ["Own", "half"])
+@pytest.mark.parametrize("attribute", ["half", *EVERY_CASE * ("Own",)])
 def test_profile_measures_own_code_as_it_estimates_it(cli, own, attribute):
     result = cli("profile", f"{own}:{attribute}", *MEASURED)
     estimated, measured = peaks(result)
@@ -255,15 +255,13 @@ LABELLED = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
     ("family", "head", "fields", "labels"),
     [
         ("DebertaV2", "ForSequenceClassification", {"num_labels": 3}, (4,)),
-        ("Electra", "ForPreTraining", {"embedding_size": 32}, (4, 16)),
-        (
-            "Bart",
-            "ForSequenceClassification",
-            {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "eos_token_id": 2},
-            (4,),
+        *EVERY_CASE * (
+            ("Electra", "ForPreTraining", {"embedding_size": 32}, (4, 16)),
+            ("Bart", "ForSequenceClassification",
+             {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "eos_token_id": 2}, (4,)),
         ),
     ],
-)
+)  # fmt: skip
 def test_a_loss_over_the_valid_labels_is_estimated_with_all_of_them(family, head, fields, labels):
     def make():
         config = getattr(transformers, f"{family}Config")(**LABELLED, **fields)
