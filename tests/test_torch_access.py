@@ -199,10 +199,6 @@ def test_a_fake_tensor_refuses_its_value_with_the_known_errors():
             torch.ones(3).nonzero()
 
 
-def test_a_constant_function_takes_any_arguments():
-    assert torch_access.always(3)(1, of=2) == 3
-
-
 def test_trees_of_containers_are_walked_in_order():
     tree = {"a": (1, [2]), "b": 3}
     assert torch_access.tree_leaves(tree) == [1, 2, 3]
@@ -690,8 +686,3 @@ def test_what_is_put_into_a_module_is_taken_out_at_the_end():
         fake_gpu.Put(stack)(place, kept=2, new=3)
         assert vars(place) == {"kept": 2, "new": 3}
     assert vars(place) == {"kept": 1}
-
-
-def test_what_has_no_rule_is_an_error_of_its_own():
-    assert issubclass(fake_gpu.NoRule, RuntimeError)
-    assert str(fake_gpu.NoRule("my::kernel has no rule")) == "my::kernel has no rule"
