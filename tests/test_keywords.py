@@ -200,3 +200,16 @@ def test_a_keyword_that_is_none_is_one_that_is_not_given(name):
     """Else None would mean the default of a single run: batch 1, and a training step for `flops`."""
     function, nothing = getattr(bertscope, name), dict.fromkeys(QUESTIONS[name].table)
     assert numbers(function(CONFIG, **nothing)) == numbers(function(CONFIG))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_keyword_that_no_function_has_is_refused(call):
+    name, args, base = CALLS[call]
+    with pytest.raises((TypeError, bertscope.BertscopeError), match="depht"):
+        getattr(bertscope, name)(*args, **base, depht=1)
+
+
+@pytest.mark.parametrize("limit", [{"gpu": "t4"}, {"budget": "1GiB"}])
+def test_the_price_of_no_gpu_in_use_is_refused(limit):
+    with pytest.raises(bertscope.BertscopeError, match=r"price is the price of l4, and not (t4|a GPU in use)"):
+        bertscope.fit(SINGLE, **limit, price="l4=0.7", sequences=9, **{**STEP, "batch": None})

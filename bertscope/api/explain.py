@@ -62,7 +62,7 @@ def explain(
     ('hidden_size x hidden_size + hidden_size', 590592)
     """
     texts = isinstance(inputs, Sequence) and all(isinstance(item, str) for item in inputs)
-    tensors = requests.inputs_of(None if texts else inputs, keywords)
+    tensors = requests.only_inputs_of(None if texts else inputs, keywords)
     if tensors is not None:
         requests.refuse_sizes(batch, seq, "on a module with inputs")
         model, batch = source_of(requests.built(model)[0], name=name, inputs=tensors), requests.batch_of(tensors)

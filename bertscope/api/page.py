@@ -101,7 +101,7 @@ def diff(
     (30522, 768)
     """
     stored = [side if isinstance(side, Checkpoint) else stored_alone(side) for side in (a, b)]
-    data = requests.inputs_of(inputs, keywords)
+    data = requests.only_inputs_of(inputs, keywords)
     if any(stored):
         requests.refuse_sizes(batch, seq, "on a checkpoint")
         if data is not None:

@@ -114,6 +114,14 @@ def inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
     return tuple(torch.empty(tuple(size), dtype=kind, device="meta") for size, kind in zip(sizes, kinds, strict=True))
 
 
+def only_inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
+    """Return the same for a function without other keywords; raises SelectionError for one that is left."""
+    tensors = inputs_of(inputs, keywords)
+    for name in keywords:
+        raise SelectionError(f"there is no keyword {name[:60]!r}; leave it out")
+    return tensors
+
+
 def with_objects(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Return settings in which the caller's optimizer and loss function have a name; raises SelectionError."""
     optimizer, loss = (settings.get(name) for name in ("optimizer", "loss"))
@@ -201,7 +209,7 @@ def shapes_of_run(
     inputs: Any = None, **keywords: Unpack[GivenInputs]
 ) -> Mapping[str, InOut] | None:  # fmt: skip
     """Return a run's shapes with the inputs, or if `shapes` is True at this batch and length; else `shapes`."""
-    tensors = inputs_of(inputs, keywords)
+    tensors = only_inputs_of(inputs, keywords)
     if tensors is not None or shapes is True:
         from bertscope.tracing.flops import source_shapes
 
