@@ -89,7 +89,8 @@ class AdamW8bit(_LoopOptimizer):
     State as in Optimizer2State.init_state of bitsandbytes 0.50.2 (optim/optimizer.py), on CUDA: a tensor of at least
     4096 elements has two moments of one byte, and for each block of 256 elements an fp32 maximum of each; all share
     two tables of 256 fp32 values. A smaller tensor has two fp32 moments. Versions before 0.44 have blocks of 2048.
-    Embeddings are no exception unless they are registered with GlobalOptimManager, as StableEmbedding is.
+    Embeddings are no exception unless they are registered with GlobalOptimManager, as StableEmbedding is. On CUDA the
+    step is one kernel; on a CPU it computes in fp32 copies, with the temporaries of backends/cpu/ops.py.
     """
 
     MIN_8BIT_SIZE, BLOCK_SIZE, TABLE_SIZE = 4096, 256, 256
@@ -107,6 +108,25 @@ class AdamW8bit(_LoopOptimizer):
         bytes_ = {name: torch.zeros_like(param, dtype=torch.uint8) for name in ("state1", "state2")}
         maxima = {name: torch.zeros(blocks, device=param.device) for name in ("absmax1", "absmax2")}
         return bytes_ | maxima | self.tables
+
+    def _update(self, trained: _Trained) -> None:
+        for param, grad, state, lr in trained:
+            self._update_one(param, grad, state, lr)
+
+    def _update_one(self, param: Any, gradient: Any, state: dict[str, torch.Tensor], lr: float) -> None:
+        is_small = "absmax1" not in state
+        grad, weights = gradient.float() * 1.0, param.float()
+        first, second = (state[name] if is_small else state[name].float() for name in ("state1", "state2"))
+        first.mul_(0.9).add_(grad, alpha=0.1)
+        second.mul_(0.999).addcmul_(grad, grad, value=0.001)
+        if is_small:
+            weights.add_(first / (second.sqrt() + 1e-8), alpha=-lr)
+        else:
+            weights.addcdiv_(first, (second.sqrt() / 1.0).add_(1e-8), value=-lr)
+        param.copy_(weights)
+        for number, moment in enumerate(() if is_small else (first, second), 1):
+            state[f"absmax{number}"].copy_(torch.empty_like(state[f"absmax{number}"]))
+            state[f"state{number}"].copy_(moment.to(torch.uint8))
 
 
 class TransformersAdamW(_LoopOptimizer):

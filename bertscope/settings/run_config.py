@@ -358,10 +358,12 @@ class RunConfig(Settings):
     def optimizer_arguments(self) -> dict[str, Any]:
         """Return the arguments of the optimizer's class; `foreach` and `fused` are torch's choice for the device."""
         row = OPTIMIZERS.get(self.optimizer)
-        is_default = self.optimizer_implementation == "default" and self.torch_version >= FOREACH_FROM
-        is_foreach = is_default and self.device == CUDA and row and row.foreach_on_cuda
+        implementation = self.optimizer_implementation
+        if implementation == "default" and self.device == CUDA and row:
+            is_foreach = row.foreach_on_cuda and self.torch_version >= FOREACH_FROM
+            implementation = "fused" if row.is_kernel_on_cuda else "foreach" if is_foreach else "default"
         chosen = {name: getattr(self, name) for name in (row.takes if row else ()) if getattr(self, name)}
-        return IMPLEMENTATIONS["foreach" if is_foreach else self.optimizer_implementation] | chosen
+        return IMPLEMENTATIONS[implementation] | chosen
 
 
 # fmt: off

@@ -26,6 +26,7 @@ class Optimizer(Record):
     foreach: bool = True
     fused: bool = True
     foreach_on_cuda: bool = True  # torch's default there; on a CPU it is the for-loop
+    is_kernel_on_cuda: bool = False  # which allocates nothing, as a fused one
     host_state: tuple[str, ...] = ("step",)  # that stays on the CPU, but for a fused kernel
     state: tuple[str, ...] = ()  # of each parameter, with the defaults of the class; of Adafactor, for 2 dimensions
     takes: tuple[str, ...] = ()  # fields of RunConfig that are arguments of the class
@@ -84,6 +85,7 @@ OPTIMIZERS = {
     ),
     "adamw-8bit": Optimizer(
         class_name="AdamW8bit", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
+        is_kernel_on_cuda=True,
         state=("state1", "state2"),
         trainer={"adamw_bnb_8bit": "default", "adamw_8bit": "default", "paged_adamw_8bit": "default"},
     ),

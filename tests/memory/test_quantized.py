@@ -107,3 +107,11 @@ def test_the_adapters_of_a_model_in_16_bits_are_fp32_as_peft_makes_them():
     parts = bertscope.estimate(model, precision="bf16", batch=1, seq=8).variants[0].estimated.cost.peak.parts
     adapters = 4 * 8 * (256 + 256 + 256 + 128)  # of four layers: A and B of query and value
     assert parts.parameters == 2 * 2_873_600 + 4 * adapters
+
+
+@pytest.mark.parametrize(("precision", "real_bytes"), cases("quantized.yaml", "optimizers"))
+def test_an_8_bit_optimizer_on_a_cpu_has_the_copies_that_bitsandbytes_makes(precision, real_bytes):
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 4000}
+    report = bertscope.estimate(source_of(LLAMA | sizes), batch=1, seq=16, precision=precision, optimizer="adamw-8bit")
+    assert report.variants[0].estimated.cost.peak_bytes == pytest.approx(real_bytes, rel=2e-4)
+    assert report.variants[0].estimated.cost.peak.phase == "optimizer"
