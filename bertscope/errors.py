@@ -234,6 +234,9 @@ def nearest(text: str, known: Iterable[str]) -> str:
     return lowered[near[0]] if near else ""
 
 
+_LISTED = 400  # characters
+
+
 def suggestion(text: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x' or 'y'?` with the names nearest to `given`, or else the list of all names."""
     names = {name.lower(): name for name in sorted(known, reverse=True)}
@@ -241,7 +244,11 @@ def suggestion(text: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(text[:100].lower(), sorted(names), n=3, cutoff=cutoff)
     if near:
         return f"did you mean {either_of(repr(names[name]) for name in near)}?"
-    return f"known: {', '.join(sorted(names.values()))}"
+    listed = ", ".join(sorted(names.values()))
+    if len(listed) > _LISTED:  # names are whole
+        shown = listed[:_LISTED].rpartition(", ")[0]
+        listed = f"{shown} and {len(names) - shown.count(', ') - 1} more"
+    return f"known: {listed}"
 
 
 def either_of(names: Iterable[str]) -> str:

@@ -160,6 +160,8 @@ def find_gpu(name: str) -> Gpu:
     sizes = [gpu for gpu in GPUS if re.fullmatch(rf"([rg]tx-)?{re.escape(wanted)}(-[0-9]+gb)?", gpu)]
     if wanted in GPUS or len(sizes) == 1:
         return GPUS[wanted if wanted in GPUS else sizes[0]]
+    if "," in name:
+        raise SelectionError(f"one GPU is wanted here, and fit takes several; got {name[:40]!r}")
     if re.fullmatch("[0-9]+", spelling):
         count = f"{name_of('world_size')} {spelling[:9]} is the number of GPUs"
         raise SelectionError(f"no GPU is known as {name[:40]!r}; give a name such as t4 ({count})")
@@ -167,9 +169,9 @@ def find_gpu(name: str) -> Gpu:
     if re.fullmatch(_TABLE["not_modelled"], wanted):
         raise SelectionError(f"GPU {name[:40]!r} is not modelled: the allocator and the table are NVIDIA's; {budget}")
     near = suggestion(wanted, GPUS)  # all GPUs, too many to name, where none is near
-    near = near if near.endswith("?") else "use a name such as t4;"
-    hint = f"say which: {', '.join(sizes)}; or " if sizes else f"{near} or "
-    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint}{budget}")
+    near = near if near.endswith("?") else f"use a name such as t4, or {budget}"
+    hint = f"say which: {', '.join(sizes)}" if sizes else near
+    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint}")
 
 
 def typed_prices(text: str) -> dict[str, float]:

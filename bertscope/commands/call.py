@@ -175,7 +175,11 @@ class CommandLine(SimpleNamespace):
         """Return another command's line with what was typed for this one that it takes too, and with changes."""
         command, line = COMMANDS[name], ["bertscope", name]
         typed = {key: value for key, value in self.given.items() if key not in _OUTPUTS} | dict(changes)
-        for key in sorted((parameter.name for parameter in parameters(command)), key=lambda key: key != "model"):
+        keys = [parameter.name for parameter in parameters(command)]
+        if name == "run":  # all words after the script are the script's own
+            last = ("module", "script", "arguments")
+            keys = [*(key for key in keys if key not in last), *(key for key in last if key in keys)]
+        for key in sorted(keys, key=lambda key: key != "model"):
             value = typed.get(key)
             is_setting = key in command.settings
             row = QUESTIONS[name].table[key] if is_setting else option_row(name, key)

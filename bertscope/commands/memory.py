@@ -127,7 +127,7 @@ def profile(call: CommandLine) -> int:
 def run(call: CommandLine) -> int:
     """Run a training script on a GPU that is not there."""
     _check_timeline(call)
-    for option in {"--gpu", "--budget", "--fit"}.intersection(call.arguments or ()):
+    for option in {"--gpu", "--budget", "--fit", "-v", "--verbose"}.intersection(call.arguments or ()):
         note(f"{option} goes to the script; for bertscope, write it before {call.script}")
     about = call.about(call.script, [] if call.snapshot is None else ["snapshot"])
     with progress_shown():

@@ -185,6 +185,8 @@ def explain(call: CommandLine) -> None:
 
 def diagram(call: CommandLine) -> None:
     """Draw one diagram."""
+    if call.path in ("class", "classes", "tree", "forward"):
+        raise SelectionError(f"PATH is a module; a kind is an option: --kind {call.path.replace('classes', 'class')}")
     original = call.source(attention=None)
     for option in ("cross_attention", "position_embedding", "attention"):
         if getattr(call, option):

@@ -10,7 +10,7 @@ import bertscope
 from bertscope.commands.call import CommandLine, note, write
 from bertscope.commands.exit_codes import complain
 from bertscope.config import RULES, BertConfig
-from bertscope.errors import SelectionError, SourceError, suggestion
+from bertscope.errors import SelectionError, SourceError, one_line, suggestion
 from bertscope.files import MAX_YAML_BYTES, read_yaml, write_file
 from bertscope.reports import json as report_json
 from bertscope.reports.base import SCHEMA
@@ -20,10 +20,11 @@ from bertscope.sources.expectation_files import (
     ExpectedModel,
     files_to_check,
     is_expectation_file,
+    of_model,
     read_expectation_file,
     with_expected,
 )
-from bertscope.units import json_text
+from bertscope.units import counted, json_text
 
 _SHOWN = 12  # files that a note names
 CONFIG = "config"
@@ -49,10 +50,14 @@ def check(call: CommandLine) -> int:
     if paths and any(map(os.path.isdir, names)):
         more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
         note(f"checked {', '.join(paths[:_SHOWN]) + more}")
-    call.show(report)
+    is_updated = changes is not None and call.fmt == "text" and not report.having("error")
+    if not is_updated:
+        call.show(report)
     if call.fmt == "github":
         _tell_github(report)
     _update(changes or {})
+    if is_updated:
+        write(_updated(report), call.output)
     for finding in report.having("error"):
         complain(finding.message, 2)
     if report.having("error"):
@@ -84,8 +89,10 @@ def _names(call: CommandLine) -> list[str]:
     if not files and project is not None:
         project.note_used(["check"])
         files = [str(project.path.parent / file) for file in project.table.get("check", [])]
-    if call.update and (call.architecture or not files):
-        raise SourceError("--update takes FILES, and builds the classes that they name; leave --architecture out")
+    if call.update and not files:
+        raise SourceError("--update takes FILES; name them, such as my.bertscope.yaml")
+    if call.update and call.architecture:
+        raise SourceError("--update builds the classes that FILES name; leave --architecture out")
     return files or ["."]
 
 
@@ -94,6 +101,17 @@ def _update(changes: dict[Path, dict[str, Any]]) -> None:
     for path, values in changes.items():
         write_file(path, texts[path])
         note(f"updated {path}: {', '.join(values)}")
+
+
+def _updated(report: CheckReport) -> str:
+    """Return which values an update has changed, and in how many files."""
+    failed = report.having("failed")
+    got = {None: "removed"}
+    lines = [one_line(f"{row.path}:{row.line}: {row.key}: {row.expected} -> {got.get(row.got, row.got)}")
+             for row in failed]  # fmt: skip
+    files = counted(len({row.path for row in failed}), "file")
+    count = f"{len(failed)} of {counted(len(report.findings), 'value')} updated in {files}" if failed else ""
+    return "\n".join([*lines, count or f"Nothing to update: all {len(report.findings)} expectations pass."]) + "\n"
 
 
 def _collect_after_torch() -> None:
@@ -110,6 +128,10 @@ def _record(call: CommandLine) -> None:
     path = call.write_to
     if call.fmt != "text" or str(path).startswith("-"):
         raise SourceError("--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart")
+    if path.suffix == ".json":
+        raise SourceError(f"{path} is a model; {of_model(path)}")
+    if not path.exists():
+        raise SourceError(f"No such file: {path}; write 'model: bert-base-uncased' or another into it first")
     if is_expectation_file(path):
         model = read_expectation_file(path, allow_code=call.allow_code)
     else:

@@ -5,6 +5,7 @@ import builtins
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import random
 import resource
@@ -24,12 +25,13 @@ from bertscope.dry_run.device import FakeGpu, lacks_kernel
 from bertscope.dry_run.limits import Limits, Stop
 from bertscope.dry_run.recording import Recording, log_requests, short_line
 from bertscope.dry_run.script import ScriptRun, as_asked
-from bertscope.dry_run.stubs import remark_on_modules, stubbed
+from bertscope.dry_run.stubs import NO_FAST_PATH, remark_on_modules, stubbed
 from bertscope.errors import BertscopeError, WorkerError, name_of, one_line, told
 from bertscope.memory.caching_allocator import history, snapshot
 from bertscope.memory.summary import memory
 from bertscope.processes.child import ERROR, error_message, sender
 from bertscope.reports.json import typed
+from bertscope.reports.memory import EVALUATING
 from bertscope.reports.run import RunReport
 from bertscope.reports.step import ByteRange, usable
 from bertscope.torch_access import torch
@@ -148,6 +150,8 @@ class Installed:
             start = next(births, 0)
         recording = Recording(log, self.device.kind, start, script_run.folder, self.rows)
         report = replace(report, phases=recording.phases(context))
+        if not any(phase.phase == EVALUATING for phase in report.phases):
+            report = replace(report, remarks=tuple(text for text in report.remarks if text != NO_FAST_PATH))
         if script_run.seed is not None:
             steps = log_requests(log, self.device.laid)
             one = history(steps, expandable_segments=script_run.expandable_segments)
@@ -255,6 +259,8 @@ def installed(script_run: ScriptRun, kind: type[FakeGpu] = FakeGpu) -> Iterator[
                 seed(script_run.seed)
                 put(module, **{name: partial(_seeded, seed, script_run.seed)})
         put(threading.Thread, start=start)
+        if os.environ.get(_DEBUG, "0") in ("", "0"):  # it prints a traceback of its own before the script's error
+            put(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True)
         device.on_unknown = lambda what: here.assumed.setdefault(
             f"{short_line(recorder.line(), script_run.folder)} ({what})"
         )

@@ -169,13 +169,16 @@ def _model_of(device: FakeGpu, cls: Any, preset: Any, name: str, *args: Any, con
     return model.to(dtype) if isinstance(dtype, torch.dtype) else model
 
 
+NO_FAST_PATH = "an evaluation of nn.TransformerEncoderLayer ran without torch's fast path"
+
+
 def remark_on_modules(device: FakeGpu, model: nn.Module) -> None:
     """Note modules whose kernels on a GPU take more or less than their single operators."""
     kinds = {type(module) for module in model.modules()}
     if any(issubclass(kind, nn.RNNBase) for kind in kinds):
         device.remarks["not counted: what cuDNN's recurrent layers reserve; they ran as single operators"] = None
     if any(issubclass(kind, nn.TransformerEncoderLayer) for kind in kinds):
-        device.remarks["an evaluation of nn.TransformerEncoderLayer ran without torch's fast path"] = None
+        device.remarks[NO_FAST_PATH] = None
 
 
 def _cuda(put: Put, device: FakeGpu) -> None:

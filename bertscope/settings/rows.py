@@ -204,7 +204,10 @@ class Row(Record):
             pass
         near = near_word(value, self.choices) if isinstance(value, str) and not self.convert else ""
         if near:
-            raise SettingError(f"{self.form} has no value {quoted(value)}; did you mean {near!r}?", [self.name])
+            older = ", or 'autocast-fp16' on a GPU older than Ampere" * (
+                near == "autocast-bf16" and "bf16" not in value
+            )
+            raise SettingError(f"{self.form} has no value {quoted(value)}; did you mean {near!r}{older}?", [self.name])
         raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}", [self.name])
 
     def unmet(self, values: Mapping[str, Any]) -> str:
@@ -220,7 +223,8 @@ _CALLED = {
     "{precision} autocast-bf16": "autocast bf16 bf16_mixed amp mixed mixed_precision use_amp",
     "{loop} plain": "hold_outputs", "{mode} training": "train training backward", "{depth}": "level levels max_depth",
     "{device} cuda": "cuda use_cuda", "{mode} inference": "infer inference eval predict no_grad",
-    "{expandable_segments}": "alloc_conf", "{sandbox}": "unsandboxed", "{input}": "inputs input_size",
+    "{expandable_segments}": "alloc_conf", "{sandbox}": "unsandboxed", "{input}": "inputs",
+    "{batch} and {seq}, or {input} NAME=SHAPE:DTYPE": "input_size",
     "{dropout}": "no_dropout", "{architecture}": "head model_class", "{budget}": "memory vram gpu_memory max_memory",
     "{fmt} json": "json", "{fmt} csv": "csv", "{fmt} markdown": "markdown md",
     "{attention}": "attn attn_implementation attention_implementation",

@@ -347,7 +347,8 @@ def presets_by_alias() -> dict[str, Path]:
 def near_presets(name: str) -> str:
     """Return `did you mean 'x' or 'y'?` with presets of a name that is near this one, in it or around it."""
     aliases, text = presets_by_alias(), name[:100].lower().rpartition("/")[2]
-    near = difflib.get_close_matches(text, aliases, n=3, cutoff=0.75)
+    longer = sorted((alias for alias in aliases if alias.startswith(f"{text}-")), key=len)
+    near = longer[:3] or difflib.get_close_matches(text, aliases, n=3, cutoff=0.75)
     around = (alias for alias in aliases if len(text) > 2 and (text in alias or alias in text))
     near = near or sorted(around, key=len, reverse=text not in " ".join(aliases))[:3]
     names = dict.fromkeys(repr(aliases[alias].stem) for alias in near)

@@ -36,7 +36,6 @@ from bertscope.sources.find import find
 from bertscope.sources.model_source import FactorySource, ModelSource
 from bertscope.sources.transformers_models import TransformersSource
 
-_REMEDY = "expected counts belong in a preset or a *.bertscope.yaml with 'model: ...'; write one with this model"
 SUFFIXES = (".bertscope.yaml", ".bertscope.yml")
 _KEYS = ("description", "model", "architecture", "attention", "add_pooling_layer", "lora", "expected")
 
@@ -55,6 +54,12 @@ class ExpectedModel(Record):
         """Return a remedy for a file without expectations: the command that adds them."""
         code = " --allow-code" if isinstance(self.source, FactorySource) else ""
         return f"'bertscope check --write {shlex.quote(str(self.path))}{code}' adds the current counts"
+
+
+def of_model(name: str | os.PathLike[str]) -> str:
+    """Return how to write a first file of expectations about a model."""
+    file = "models.bertscope.yaml"
+    return f"write 'model: {name}' into {file}, then 'bertscope check --write {file}' adds its counts"
 
 
 def is_expectation_file(name: str | os.PathLike[str]) -> bool:
@@ -167,12 +172,11 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
             with readable(name):
                 if "config.json" not in [entry.name for entry in os.scandir(name)]:
                     raise SourceError(
-                        f"no *.bertscope.yaml at or below {os.path.abspath(name)}; write 'model: NAME' into "
-                        "models.bertscope.yaml, then run 'bertscope check --write models.bertscope.yaml', which "
-                        "adds its counts; 'bertscope check --presets' checks the packaged presets"
+                        f"no *.bertscope.yaml at or below {os.path.abspath(name)}; {of_model('NAME')}; "
+                        "'bertscope check --presets' checks the packaged presets"
                     )
         if is_code(name):  # it has no expectations, wherever it is named
-            raise SourceError(f"{name[:100]} expects nothing: {_REMEDY}")
+            raise SourceError(f"{name[:100]} expects nothing: {of_model(name[:100])}")
         source = find(name)
         model = ExpectedModel(name=source.name, source=source, path=Path(name))
         if isinstance(source, BertSource):
@@ -181,7 +185,7 @@ def load_expected(name: str, *, architecture: str | None = None, allow_code: boo
             expected = member_of(read_mapping(source.path)).get("expected", ())
             model = replace(model, path=source.path, expected=expected)
     if not model.expected:
-        remedy = model.how_to_record if model.path.suffix in (".yaml", ".yml") else _REMEDY
+        remedy = model.how_to_record if model.path.suffix in (".yaml", ".yml") else of_model(name[:100])
         raise SourceError(f"{model.path} expects nothing: {remedy}")
     return replace(model, source=model.source.with_options(architecture=architecture)) if architecture else model
 

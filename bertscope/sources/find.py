@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from bertscope.torch_access import nn
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+# The first parts of functions in torchvision.models, which people type as a model.
+_TORCHVISION = (
+    r"(alexnet|convnext|densenet|efficientnet|googlenet|inception|mobilenet|resnet|resnext|swin|vgg|wide_resnet)\w*"
+)
 _CONFIGS = ("adapter_config.json", "config.json")
 
 
@@ -332,6 +336,7 @@ def _unknown(name: str) -> SourceError:
         rf"({'|'.join(LORA_RULES)})=.*": f"{name_of('lora')} has commas, as in {LORA_EXAMPLE}",
         "[a-z_]+=.*": f"an option is --{option.replace('_', '-')} {value[:40]}",
         ".*,.*": "write several models with blanks between them",
+        _TORCHVISION: f"torchvision has it as code: torchvision.models:{name}",
         r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+": f"code is module:attribute, such as {':'.join(name[:100].rsplit('.', 1))}",
     }
     if hint := next((hint for pattern, hint in hints.items() if re.fullmatch(pattern, name)), ""):

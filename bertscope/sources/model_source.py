@@ -359,7 +359,7 @@ class FactorySource(ModelSource):
                         key for key, item in vars(target).items() if getattr(item, "__module__", "") == module_name
                     ]
                     raise SourceError(
-                        f"{self.name}: {module_name} has no attribute {name!r}; {suggestion(name, inputs)[:300]}"
+                        f"{self.name}: {module_name} has no attribute {name!r}; {suggestion(name, inputs)}"
                     )
                 target = getattr(target, name)
             if isinstance(target, nn.Module):  # one object for all builds, which runs would change

@@ -1,19 +1,21 @@
 """The report of `run` as a table, CSV and Markdown."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from shlex import join
 from typing import Any
 
 from bertscope.errors import one_line
+from bertscope.gpus import COMMON
 from bertscope.reports.base import Subject
-from bertscope.reports.memory import BACKWARD, EVALUATING, MemoryReport, Variant
+from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, MemoryReport, Variant
 from bertscope.reports.run import UNRECORDED, RunFitReport, RunReport
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.units import bytes_text, count_text, counted
 from bertscope.views import step
 from bertscope.views.columns import attribute, fits_word, in_phase, number
-from bertscope.views.console import Target
+from bertscope.views.console import Target, command_text
 from bertscope.views.timeline import timeline
 from bertscope.views.views import Heading, Table, View
 
@@ -37,8 +39,9 @@ def _answer(report: RunReport) -> str:
     verdict = f"{fits_word(report.answer)} {on}"
     if report.failure:
         line = _at(report.refused_lines[-1]) if report.refused_lines else ""
-        lacks = f"{bytes_text(report.refused_bytes[-1])} more is needed"
-        return step.line_of(f"{verdict}: out of memory", (f"{line}, where" if line else ",", 1), f" {lacks}")
+        used = step.share_of(report.cost.gpu_bytes, report.budget_bytes)
+        lacks = f" it asks for {bytes_text(report.refused_bytes[-1])} more, with {used} in use"
+        return step.line_of(f"{verdict}:", (phase, 1), (line, 2), lacks)
     doubts = (f", {step.doubt(report.cost)}" if report.answer == UNCERTAIN else "", 5)
     return step.line_of(f"{verdict}: {step.on_gpu(report.cost)}", doubts, (f"; {peak}", 3), (phase, 1), (at, 2), more)
 
@@ -47,7 +50,23 @@ def _settings(report: RunReport | RunFitReport) -> str:
     cost = report.cost if isinstance(report, RunReport) else next((row.cost for row in report.rows), None)
     has_margin = cost and cost.margin and cost.limit_bytes is not None
     margin = f", {step.margin_text(cost.margin)} margin" if cost and has_margin else ""
+    margin += "; simulated: values that it prints are not real" * isinstance(report, RunReport)
     return f"{one_line(join([report.script, *report.arguments]), limit=step.LINE - len(margin))}{margin}"
+
+
+def _tip(report: RunReport) -> str:
+    """Return the next run: without the limit that it exceeds, on a GPU, or with the picture of a step."""
+    if report.remarks[-1:] == ("the function ran in this process, without a sandbox",) or not report.has_run:
+        return ""
+    why, changes = "draw the memory of the step", {"timeline": "step.html"}
+    if report.failure:
+        why, changes = "see what the whole script needs", {"gpu": None, "budget": None, "margin": None, "context": None}
+    elif report.budget_bytes is None:
+        why, changes = "see whether it fits on a GPU", {"gpu": COMMON}
+    limits = {"gpu": report.gpu and report.gpu.name, "args": [*report.arguments]} | changes
+    keywords = ", ".join(f"{key}={value!r}" for key, value in limits.items() if value and key != "timeline")
+    python = "report.plot()" if "timeline" in changes else f"bertscope.run({report.script!r}, {keywords})"
+    return f"{why}\n  {command_text('run', changes, {}, python.replace(', )', ')'))}"
 
 
 def _at(line: str) -> str:
@@ -83,11 +102,17 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
     held = [
         attribute("at the peak: line", "line", missing="-"),
         attribute("module", "path", text=module, missing="-"),
-        attribute("part", "part", text=step.part_name, is_wide=True),
+        attribute("part", "part", text=partial(_part, report), is_wide=not report.failure),
         number("blocks", "blocks", detail=True),
         number("bytes", "held_bytes", bytes_text),
     ]
     return [Table(columns, phases, strong=lambda row: row == peak, names=2), Table(held, held_rows, names=2)]
+
+
+def _part(report: RunReport, name: str) -> str:
+    """Return a part's name: before the first forward pass ends nobody knows what of its results backward needs."""
+    is_open = report.failure and name == "temporaries" and report.peak is not None and report.peak.phase == FORWARD
+    return "activations" if is_open else step.part_name(name)
 
 
 def _parts(report: RunReport) -> Iterator[str]:
@@ -95,7 +120,7 @@ def _parts(report: RunReport) -> Iterator[str]:
     if peak is not None:
         parts = [(name, size) for name, size in vars(peak.cost.peak.parts).items() if size]
         parts.sort(key=lambda part: -part[1])
-        yield f"At the peak: {', '.join(f'{step.part_name(name)} {bytes_text(size)}' for name, size in parts)}."
+        yield f"At the peak: {', '.join(f'{_part(report, name)} {bytes_text(size)}' for name, size in parts)}."
     if cost is not None:
         yield f"allocated: {bytes_text(cost.max_allocated_bytes or 0)} (torch.cuda.max_memory_allocated)."
         yield f"reserved: {bytes_text(cost.reserved_bytes or 0)} (torch.cuda.max_memory_reserved)."
@@ -132,7 +157,7 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
             yield step.margin_note(report.cost)
 
 
-VIEW = View(answer=_answer, settings=_settings, tables=_tables, notes=_notes, shows_all_notes=True)
+VIEW = View(answer=_answer, settings=_settings, tip=_tip, tables=_tables, notes=_notes, shows_all_notes=True)
 
 
 def step_timeline(report: RunReport, suffix: str) -> Any:

@@ -188,7 +188,10 @@ step(2**20)
     assert result.code == 1
     assert "lowered" in result.err
     report = bertscope.from_json(result.out)
-    assert "out of memory at train.py:6" in str(report)
+    assert ": at train.py:6 it asks for 1.00 GiB more, with" in str(report)
+    assert "of 3.00 GiB in use" in str(report)
+    assert "temporaries" not in str(report)  # of a forward pass that did not end
+    assert f"bertscope.run({report.script!r})" in str(report)
     assert (report.answer, len(report.refused_bytes)) == ("no", 2)
     assert report.phases[-1].cost.reserved_bytes <= 3 * 2**30
 

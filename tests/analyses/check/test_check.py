@@ -112,7 +112,8 @@ def test_write_keeps_a_mark_and_the_ends_of_lines(cli, tmp_path):
 def test_a_config_json_is_not_told_to_be_written_into(cli, tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "bert"}')
-    assert "expected counts belong in a preset" in cli("check", path).err
+    for how in ((), ("--write",)):
+        assert f"write 'model: {path}' into models.bertscope.yaml" in cli("check", *how, path).err
     assert "directly after it" in cli("check", "--write", path, "--format", "json").err
 
 
@@ -280,7 +281,9 @@ def test_update_shows_what_differs_and_writes_only_the_values_that_differ(cli, p
     before = path.read_text()
     result = cli("check", "--update", "--allow-code", "own.bertscope.yaml")
     assert result.code == 0
-    assert "own.bertscope.yaml:12: own: layers.blocks.0-1.down: expected 36, got 32, difference -4\n" in result.out
+    assert "own.bertscope.yaml:12: layers.blocks.0-1.down: 36 -> 32\n" in result.out
+    assert "failed" not in result.out
+    assert result.out.endswith("5 of 13 values updated in 1 file\n")
     changed = ("distinct_params", "layer_params", "groups.blocks", "layers.blocks.0-1", "layers.blocks.0-1.down")
     assert result.err == f"note: updated own.bertscope.yaml: {', '.join(changed)}\n"
     # two blocks lose a bias of 4 each
@@ -295,7 +298,7 @@ def test_update_without_a_difference_writes_nothing(cli, project):
     path.chmod(0o444)
     stat = path.stat()
     result = cli("check", "--update", "--allow-code", path)
-    assert (result.code, result.err, result.out) == (0, "", "1 file: 13 expectations passed, 0 failed\n")
+    assert (result.code, result.err, result.out) == (0, "", "Nothing to update: all 13 expectations pass.\n")
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == (stat.st_mtime_ns, stat.st_ino)
 
 
@@ -303,7 +306,7 @@ def test_update_replaces_rows_and_ties_that_are_gone(cli, project):
     path = project(CODE.replace("range(2)", "range(3)").replace("self.head.weight = ", "self.words.extra = "))
     result = cli("check", "--update", "--allow-code", path)
     assert result.code == 0
-    assert "layers.blocks.0-1: expected 76, got nothing" in result.out
+    assert "layers.blocks.0-1: 76 -> removed" in result.out
     assert cli("check", "--allow-code", path).code == 0
     text = path.read_text()
     assert "    blocks.0-2: 76\n    blocks.0-2.up: 40\n    blocks.0-2.down: 36   # narrow\n    head: 50\n" in text
