@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from bertscope.config import ALL_LINEAR, Lora
 from bertscope.errors import BertscopeError, SourceError, name_of
 from bertscope.files import Entry, read_json, read_mapping, read_text, readable
 from bertscope.files import Mapping as Entries
@@ -175,7 +176,7 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
         elif absent is not None and (_is_off(value) or value in absent.get("unused", ())):
             kind, effect = "no_effect", "not used"
         elif absent is not None:
-            kind, effect = "not_modelled", absent["effect"]
+            kind, effect = "not_modelled", absent["effect"].replace(_ADAPTERS, _lora_of(values))
         else:
             kind, effect = "no_effect" if key in form.no_effect else "unknown", ""
         shown = "hidden" if key.endswith("_token") else value
@@ -183,6 +184,26 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
     return TrainingFile(
         path=str(path), format=form.name, fields=fields, **{name: tuple(rows) for name, rows in lists.items()}
     )
+
+
+# Keys of trainers -> names in --lora, an option of the model and no setting of a run.
+_LORA_NAMES = {"lora_r": "r", "lora_rank": "r", "lora_alpha": "alpha", "lora_dropout": "dropout",
+               "lora_target_modules": "target", "lora_target": "target"}  # fmt: skip
+_ADAPTERS = "r=...,target=..."
+
+
+def _lora_of(values: Mapping[str, Any]) -> str:
+    """Return the value of --lora that a trainer's keys mean."""
+    given = {name: values[key] for key, name in _LORA_NAMES.items() if values.get(key)}
+    if values.get("lora_target_linear") or given.get("target") == "all":
+        given["target"] = ALL_LINEAR
+    texts = {name: "+".join(map(str, item)) if isinstance(item, list) else item for name, item in given.items()}
+    text = ",".join(f"{name}={str(item).replace(',', '+')}" for name, item in texts.items())
+    try:
+        Lora.parse(text)
+    except BertscopeError:
+        return _ADAPTERS
+    return text
 
 
 def _apply(

@@ -224,6 +224,26 @@ def test_a_file_of_another_trainer_is_read_by_its_own_words(tmp_path, name):
     assert keys(file.unknown) == []
 
 
+# The LoRA of a file -> the option that the note about it names.
+LORA = {
+    "micro_batch_size: 2\nadapter: lora\nlora_r: 16\nlora_alpha: 32\nlora_target_modules: [q_proj, v_proj]":
+        "r=16,alpha=32,target=q_proj+v_proj",
+    "micro_batch_size: 2\nadapter: lora\nlora_r: 8\nlora_target_linear: true": "r=8,target=all-linear",
+    "finetuning_type: lora\nlora_rank: 4\nlora_target: q_proj,v_proj": "r=4,target=q_proj+v_proj",
+    "finetuning_type: lora\nlora_target: all": "target=all-linear",
+    "micro_batch_size: 2\nadapter: lora\nlora_r: x;y": "r=...,target=...",
+    "micro_batch_size: 2\nadapter: lora\nlora_target_modules: {a: [1]}": "r=...,target=...",
+    "micro_batch_size: 2\nadapter: lora": "r=...,target=...",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LORA)
+def test_the_note_about_adapters_names_the_option_with_their_settings(tmp_path, text):
+    (tmp_path / "train.yaml").write_text(text)
+    (row,) = read_training_file(tmp_path / "train.yaml").not_modelled
+    assert f"give --lora {LORA[text]}" in row.effect
+
+
 # What a file says of an evaluation -> its batch; none without held-out data or a strategy.
 EVALUATED = {
     "output_dir: x\n": {
