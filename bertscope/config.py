@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertscope.errors import ConfigError, name_of, nearest
+from bertscope.errors import ConfigError, name_of, suggestion
 from bertscope.reports.layer_ranges import LayerRange
 from bertscope.units import PRECISIONS, QUANTIZED, decimal
 
@@ -310,10 +310,8 @@ def check_built(layers: int) -> None:
 
 def unknown_architecture(name: Any) -> ConfigError:
     """Return the error for a class name that is not built here."""
-    near = nearest(str(name), ARCHITECTURES)
-    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(ARCHITECTURES)}"
-    message = f"unknown architecture {str(name)[:60]!r}; {hint}"
-    return ConfigError(message, field="architecture")
+    hint = suggestion(str(name), ARCHITECTURES)
+    return ConfigError(f"unknown architecture {str(name)[:60]!r}; {hint}", field="architecture")
 
 
 def _checked_heads(config: BertConfig) -> dict[int, tuple[int, ...]]:
