@@ -46,21 +46,6 @@ class Head:
         """Return True if an input has several choices."""
         return any("choices" in sizes for sizes in self.logits.values())
 
-    @property
-    def has_words(self) -> bool:
-        """Return True for a language model."""
-        return any("vocab_size" in sizes for sizes in self.logits.values())
-
-    @property
-    def has_pair(self) -> bool:
-        """Return True if the head decides whether two sentences follow each other."""
-        return ("batch", "2") in self.logits.values()
-
-    @property
-    def is_of_tokens(self) -> bool:
-        """Return True if the classifier has an answer for each token."""
-        return bool(self.layer) and any("seq" in sizes for sizes in self.logits.values())
-
 
 _TOKENS = ("batch", "seq")
 HEADS = {

@@ -173,7 +173,8 @@ class _Bert:
 
     def _head(self, pooled: Dims) -> Iterator[Step]:
         batch, head = self.batch, self.head
-        if head.has_words:
+        sizes = {size for logits in head.logits.values() for size in logits}
+        if "vocab_size" in sizes:
             names = ("MLM-Dense", "cls.predictions.transform", "cls/predictions/transform/{dense,LayerNorm}")
             flops = f"{batch} * seq * 2 * hidden_size * hidden_size"
             yield self.step("mlm_transform", "head", names, (self.hidden,), self.hidden, f"{SQUARE} + {NORM}", flops)
@@ -181,12 +182,12 @@ class _Bert:
             params = "vocab_size" if self.config.tie_word_embeddings else "vocab_size * hidden_size + vocab_size"
             flops = f"{batch} * seq * 2 * hidden_size * vocab_size"
             yield self.step("mlm_decoder", "head", names, (self.hidden,), (batch, "seq", "vocab_size"), params, flops)
-        if head.has_pair:
+        if ("batch", "2") in head.logits.values():
             names = ("NSP-Proba", "cls.seq_relationship", "cls/seq_relationship/{output_weights,output_bias}")
             flops = f"{batch} * 2 * hidden_size * 2"
             yield self.step("seq_relationship", "head", names, (pooled,), (batch, "2"), "hidden_size * 2 + 2", flops)
         if path := head.layer:
-            labels, per_token = "1" if head.is_choice else "num_labels", head.is_of_tokens
+            labels, per_token = "1" if head.is_choice else "num_labels", "seq" in sizes
             source, out = (self.hidden, (batch, "seq", labels)) if per_token else (pooled, (batch, labels))
             flops = f"{batch}{' * seq' if per_token else ''} * 2 * hidden_size * {labels}"
             names = ("Classifier-Dense", path, "{output_weights,output_bias}")
