@@ -96,6 +96,7 @@ examples:
   bertscope tree bert-base-cased --style torchinfo --shapes
   bertscope tree bert-tiny --style torchinfo --columns output_size,num_params,mult_adds
   bertscope tree bert-base-uncased --style torch --architecture BertForSequenceClassification
+  bertscope tree bert-base-uncased --unfold --format csv
   bertscope tree ./my-bert/model.safetensors --depth 2
   bertscope tree bert-large-zh --interactive --shapes
 """,
