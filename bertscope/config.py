@@ -46,6 +46,11 @@ class Head:
         """Return True if an input has several choices."""
         return any("choices" in sizes for sizes in self.logits.values())
 
+    @property
+    def has_words(self) -> bool:
+        """Return True for a language model."""
+        return any("vocab_size" in sizes for sizes in self.logits.values())
+
 
 _TOKENS = ("batch", "seq")
 HEADS = {

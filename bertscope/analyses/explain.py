@@ -173,8 +173,7 @@ class _Bert:
 
     def _head(self, pooled: Dims) -> Iterator[Step]:
         batch, head = self.batch, self.head
-        sizes = {size for logits in head.logits.values() for size in logits}
-        if "vocab_size" in sizes:
+        if head.has_words:
             names = ("MLM-Dense", "cls.predictions.transform", "cls/predictions/transform/{dense,LayerNorm}")
             flops = f"{batch} * seq * 2 * hidden_size * hidden_size"
             yield self.step("mlm_transform", "head", names, (self.hidden,), self.hidden, f"{SQUARE} + {NORM}", flops)
@@ -187,7 +186,10 @@ class _Bert:
             flops = f"{batch} * 2 * hidden_size * 2"
             yield self.step("seq_relationship", "head", names, (pooled,), (batch, "2"), "hidden_size * 2 + 2", flops)
         if path := head.layer:
-            labels, per_token = "1" if head.is_choice else "num_labels", "seq" in sizes
+            labels, per_token = (
+                "1" if head.is_choice else "num_labels",
+                any("seq" in sizes for sizes in head.logits.values()),
+            )
             source, out = (self.hidden, (batch, "seq", labels)) if per_token else (pooled, (batch, labels))
             flops = f"{batch}{' * seq' if per_token else ''} * 2 * hidden_size * {labels}"
             names = ("Classifier-Dense", path, "{output_weights,output_bias}")

@@ -8,7 +8,7 @@ torch's libraries as data that a process may change; nothing is compiled.
 import ctypes
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from sys import modules
 from typing import Any
@@ -53,17 +53,8 @@ class Put:
 
     def __call__(self, owner: Any, **values: Any) -> None:
         """Set attributes of a module or class."""
-
-        def delete(name: str) -> None:
-            with suppress(AttributeError):
-                delattr(owner, name)
-
-        for name, value in values.items():
-            if name in vars(owner):
-                self.stack.callback(setattr, owner, name, vars(owner)[name])
-            else:
-                self.stack.callback(delete, name)
-            setattr(owner, name, value)
+        if values:
+            self.stack.enter_context(patch.multiple(owner, create=True, **values))
 
 
 @contextmanager
