@@ -216,16 +216,7 @@ def diff(call: CommandLine) -> int:
                  "--batch": call.batch != RunConfig.batch, "--seq": call.seq is not None}  # fmt: skip
     of_weights = bool(call.dtype or call.allow or call.strip_prefix is not None)
     if call.base is not None:
-        from bertscope.commands.revision import in_file, revision  # git's, which other commands need not
-
-        with revision(call.base) as at_revision:
-            before = replace(call.found(at_revision(call.a)), name=f"{call.a} at {call.base}")
-            if is_code(call.a):
-                note(f"runs your code at {call.base} too")
-            after = replace(call.source(in_file(call.a)), name=call.a)
-            report = bertscope.diff(before, after, batch=call.batch, seq=call.seq)
-        call.show(report)
-        return 1 if call.exit_code and not report.is_empty else 0
+        return _diff_revisions(call)
     one, other = stored_alone(call.a), stored_alone(call.b)
     without_effect = "{option} has no effect with "
     if call.b is None or of_weights or (one is None) != (other is None):
@@ -253,6 +244,19 @@ def diff(call: CommandLine) -> int:
 def _refuse(options: Mapping[str, Any], why: str) -> None:
     for option in filter(options.get, options):
         raise SelectionError(why.format(option=option))
+
+
+def _diff_revisions(call: CommandLine) -> int:
+    from bertscope.commands.revision import in_file, revision  # git's, which other commands need not
+
+    with revision(call.base) as at_revision:
+        before = replace(call.found(at_revision(call.a)), name=f"{call.a} at {call.base}")
+        if is_code(call.a):
+            note(f"runs your code at {call.base} too")
+        after = replace(call.source(in_file(call.a)), name=call.a)
+        report = bertscope.diff(before, after, batch=call.batch, seq=call.seq)
+    call.show(report)
+    return 1 if call.exit_code and not report.is_empty else 0
 
 
 def report(call: CommandLine) -> None:
