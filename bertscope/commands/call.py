@@ -20,13 +20,14 @@ from bertscope.commands.exit_codes import failure, is_debug
 from bertscope.commands.options import INPUTS, option_row, parameters
 from bertscope.commands.table import COMMANDS, Command
 from bertscope.config import ARCHITECTURES, unknown_architecture
-from bertscope.errors import BertscopeError, ConfigError, SourceError, one_line
+from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
 from bertscope.files import check_writable, write_file
 from bertscope.progress import listening
 from bertscope.reports.base import UNCOUNTED
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import CodeName, Row, SettingError, no_effect
 from bertscope.settings.run_config import QUESTIONS, SETTINGS, STORED
+from bertscope.sources.adapters import ADAPTER_CONFIG
 from bertscope.sources.find import find
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_import import load_meta_kernels, without_meta_kernels
@@ -77,6 +78,11 @@ class CommandLine(SimpleNamespace):
     """A parsed command line: an attribute for each option, and what commands do with them."""
 
     def __init__(self, command: Command, options: Mapping[str, Any]) -> None:
+        file = options.get("training_file")
+        if file is not None and file.name == ADAPTER_CONFIG:  # it has adapters and no settings of a run
+            if options.get("lora"):
+                raise SelectionError(f"--lora and --from {file} both describe adapters; leave one out")
+            options = {**options, "lora": str(file), "training_file": None}
         super().__init__(**options)
         self.command, self.given, self.project = command, options, project()
         defaults = self.project

@@ -78,6 +78,16 @@ def _length(value: Any, keys: Mapping[str, Any]) -> Fields:
     return {"seq": whole_number(value, keys)}
 
 
+def _quantized(value: Any, keys: Mapping[str, Any]) -> Fields:
+    # Both quantize the scales too unless a key says otherwise: loaders/model.py of axolotl, model/model_utils/
+    # quantization.py of LLaMA-Factory.
+    bits = 8 if keys.get("load_in_8bit") else 4 if keys.get("load_in_4bit") else value
+    if bits not in (4, 8, False):
+        raise NotModelledError("weights in 4 or 8 bits of another kind")
+    in_4_bits = "nf4" if keys.get("double_quantization") is False else "nf4-dq"
+    return {"quantize": "int8" if bits == 8 else in_4_bits} if bits else {}
+
+
 _HELD_OUT = ("val_set_size", "test_datasets", "eval_strategy", "evaluation_strategy", "eval_steps", "eval_batch_size")
 
 
@@ -96,12 +106,14 @@ def _held_out(value: Any, keys: Mapping[str, Any]) -> Fields:
 _OWN: dict[str, dict[str, Any]] = {
     "LLaMA-Factory": {
         "rules": {"cutoff_len": _length, "pure_bf16": _when((True,), precision=BF16.name),
-                  "disable_gradient_checkpointing": _when((True,), checkpointing=NONE)},
+                  "disable_gradient_checkpointing": _when((True,), checkpointing=NONE),
+                  "quantization_bit": _quantized},
         "fields": {"loop": TRAINER, "batch": 8, "checkpointing": FULL, "reentrant": True}, "skips_null": True,
     },
     "axolotl": {
         "rules": {"sequence_len": _length, BF16.name: _when((True, "auto", "full", "true"), precision=BF16.name),
                   FP16.name: _when((True, "true"), precision=f"{AUTOCAST}{FP16.name}"),
+                  **dict.fromkeys(("load_in_4bit", "load_in_8bit"), _quantized),
                   **dict.fromkeys(_HELD_OUT, _held_out)},
         "fields": {"loop": TRAINER, "batch": 1}, "skips_null": True, "offloads": True,
     },
