@@ -20,7 +20,7 @@ from bertscope.reports.memory import MemoryReport, Variant
 from bertscope.reports.step import StepCost
 from bertscope.reports.tool import CalibrationReport, CalibrationStep, CardWork
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import AS_IN_TRANSFORMERS, RunConfig, timed_steps
+from bertscope.settings.run_config import RunConfig, timed_steps
 from bertscope.units import bytes_text
 
 _Start = Callable[[], Child | ForkedChild]
@@ -61,20 +61,10 @@ def profile_report(
             for child in children:
                 child.stop()
     about = next((child.sent.subject for child in children if child.sent.subject), None)
-    if about is None:  # the source tells it, and of a BERT all
-        source, config = first.source, first.source.bert_config
-        about = Subject(
-            name=source.name,
-            architecture=source.architecture or source.name,
-            dtype=first.run_config.dtype,
-            attention=config.attn_implementation if config else None,
-            implementation=AS_IN_TRANSFORMERS if config else None,
-            lora=source.settings.get("lora") if config else None,
-            config=config.to_dict() if config else dict(source.settings) or None,
-            ignored_fields=config.ignored if config else (),
-            torch_version=version("torch"),  # this process does not import torch
-            bertscope_version=__version__,
-        )
+    if about is None:  # no child came so far
+        name, torch_version = first.source.name, version("torch")  # this process does not import torch
+        about = Subject(name=name, architecture=first.source.architecture or name, dtype=first.run_config.dtype,
+                        torch_version=torch_version, bertscope_version=__version__)  # fmt: skip
     report = MemoryReport(
         subject=replace(about, obtained="measured"),
         run=first.run_config.changed(checkpointing=NONE),

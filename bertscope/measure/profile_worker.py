@@ -184,8 +184,7 @@ def estimate_job(job: Job, send: Say) -> int:
     """Send the estimate, and return a step's FLOPs."""
     send("stage", "estimating")
     steps = Simulator(job.source)
-    if job.source.bert_config is None:
-        send("subject", steps.facts(job.run_config).subject)
+    send("subject", steps.facts(job.run_config).subject)
     with suppress(UnknownValueError):  # then there is only the measurement
         memory = steps.memory(job.run_config)
         send("estimated", memory)

@@ -77,7 +77,6 @@ class _Buckets(Device):
         self.found: dict[int, torch.Tensor] = {}
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return an operator's result."""
         if in_backward():
             is_use = operator.namespace in NAMESPACES and kind_of(operator_name(operator)) == ALL_REDUCE
         else:

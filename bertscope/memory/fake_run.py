@@ -5,7 +5,7 @@ On fake tensors a step allocates nothing. If it is for CUDA, fake CPU tensors re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -47,12 +47,6 @@ from bertscope.tracing.record import SETUP, Device, Recorder, hooks
 _RESULTS = OperatorResults()
 _GATHER, _REDUCE = "_allgather_base_", "_reduce_scatter_base_"  # of FSDP2
 _SAVED, _TEMPORARY = "activations", "temporaries"
-# Optimizer steps by what decides their events, which is neither the batch nor the length: state and events.
-_Rows = tuple[list[tuple[Block, int]], list[MemoryEvent], list[Collective]]
-_UPDATES: dict[Hashable, _Rows] = {}
-_MOST_UPDATES = 16
-# The fields of RunConfig that change the optimizer step only by the gradients that they leave.
-_GRADIENT_FIELDS = {"batch", "seq", "checkpointing", "reentrant"}
 
 
 def fake_run(step: ModelStep) -> MemoryTrace:
@@ -63,7 +57,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     backward pass.
     """
     recorder = StepRecorder(step, FakeDevice(step))
-    log, run_config = recorder.log, step.run_config
+    run_config = step.run_config
     step.assign = recorder.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
     # What lives on between micro-batches and steps is added by `derived_traces.in_loop`.
     loop = LIGHTNING if run_config.zeroes_between else FREED
@@ -81,17 +75,9 @@ def fake_run(step: ModelStep) -> MemoryTrace:
             step.advance(recorder.unrecorded, FORWARD)
         recorder.hold_state()
         step.advance(recorder.recorded, OPTIMIZER, STEP_END)
-        if step.optimizer is None:
-            return log.trace(run_config.device)
-        before, reached, known = log.rows(), log.reached(), recorder.update_key()
-        if known not in _UPDATES:
+        if step.optimizer is not None:
             recorder.record_update()
-            while len(_UPDATES) >= _MOST_UPDATES:
-                _UPDATES.pop(next(iter(_UPDATES)))
-            _UPDATES[known] = log.rows(*reached)
-    (state, events, calls), (more_state, more_events, more_calls) = before, _UPDATES[known]
-    granule = GRANULE_BYTES[run_config.device]
-    return MemoryTrace.of(state + more_state, events + more_events, granule, calls + more_calls)
+        return recorder.log.trace(run_config.device)
 
 
 # ---- a memory trace as a function of a log ----
@@ -180,25 +166,16 @@ class StepLog(RunLog):
             )
         return self.origins[number]
 
-    def reached(self) -> tuple[int, int, int, int]:
-        """Return the numbers of held blocks, events, marks and collectives."""
-        return len(self.held), len(self.events), len(self.marks), len(self.collectives)
-
-    def rows(self, held: int = 0, event: int = 0, mark: int = 0, call: int = 0) -> _Rows:
-        """Return what a memory trace is made of, from these numbers of `reached` on."""
-        state = [(self.block(number), self.blocks[number].size_bytes) for number in (self.held + self.left)[held:]]
-        begun, births = max(event, self.begun_at), {self.blocks[number].born for number in self.held}
+    def trace(self, device: str) -> MemoryTrace:
+        """Return the trace of the step, with the sizes of the device's allocator."""
+        state = [(self.block(number), self.blocks[number].size_bytes) for number in self.held + self.left]
+        begun, births = self.begun_at, {self.blocks[number].born for number in self.held}
         events: list[MemoryEvent] = []
-        for stop, row in (*self.marks[mark:], (len(self.events), None)):
+        for stop, row in (*self.marks, (len(self.events), None)):
             events += events_of(self, (number for number in range(begun, stop) if number not in births), self.block)
             events += [] if row is None else [row]
             begun = stop
-        return state, events, self.collectives[call:]
-
-    def trace(self, device: str) -> MemoryTrace:
-        """Return the trace of the step, with the sizes of the device's allocator."""
-        state, events, calls = self.rows()
-        return MemoryTrace.of(state, events, GRANULE_BYTES[device], calls)
+        return MemoryTrace.of(state, events, GRANULE_BYTES[device], self.collectives)
 
 
 # ---- the recorder of a step ----
@@ -350,26 +327,6 @@ class StepRecorder(Recorder):
                 self.parameters[number] = block.path.rpartition(".")[0] if is_state else block.path
                 if block.part == "gradients" or run_config.objects:  # the step may free them
                     self.living[number] = None
-
-    def update_key(self) -> Hashable:
-        """Return all that decides the optimizer step's events: its settings, threads, parameters and gradients."""
-        settings = vars(self.step.run_config).items()
-        chosen = tuple(value for name, value in settings if name not in _GRADIENT_FIELDS)
-        seen: dict[int, int] = {}  # storage -> number of the first parameter or gradient that has it
-
-        def kind(tensor: torch.Tensor | None) -> Hashable:
-            """Return the layout of a tensor, and what the recorder knows of its storage."""
-            if tensor is None:
-                return None
-            key = storage_key(tensor)
-            number = self.numbers.get(key, -1)
-            known = (self.log.block(number), self.log.blocks[number].size_bytes) if number in self.living else None
-            layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
-            return layout, seen.setdefault(key, len(seen)), known
-
-        params = self.step.model.named_parameters()
-        chosen += tuple(item.value for item in self.step.run_config.objects)
-        return chosen, torch.get_num_threads(), tuple((path, kind(param), kind(param.grad)) for path, param in params)
 
     def assigned(self, name: str, value: Any, number: int = 0) -> None:
         """Note the blocks that a variable of the loop refers to; an output may have a graph that no backward frees."""

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.gpus import Gpu, gpu_threads, sdpa_kernel
-from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, MOVED, Allocator, Workspaces, replayed, requests
+from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, Allocator, Workspaces, replayed, requests
 from bertscope.memory.kernel_rules import by_thread, overhead, placements
 from bertscope.memory.trace import Collective, MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
@@ -176,23 +176,12 @@ def estimated(trace: MemoryTrace, run_config: RunConfig, rows: Mapping[str, str]
     """Return the memory of a step, with the peak of the same step in another loop."""
     device = device_cost(trace, run_config, gpu)
     if device:
-        workspaces = device["workspace_bytes"]
-        histories = [allocator_bytes(trace, run_config, workspaces, history) for history in (LOADED, AFTER_ANOTHER)]
-        peaks = [device["max_allocated_bytes"], *(allocated for allocated, _ in histories)]
+        laid = by_thread(run_config, device["workspace_bytes"])
+        replays = [replay(trace, run_config, laid, history=history) for history in (LOADED, AFTER_ANOTHER)]
+        peaks = [device["max_allocated_bytes"], *(allocator.peak_allocated_bytes for allocator in replays)]
         device["allocated"] = ByteRange(low_bytes=min(peaks), high_bytes=max(peaks))
-        device["reserved_loaded_bytes"] = histories[0][1]
+        device["reserved_loaded_bytes"] = replays[0].peak_reserved_bytes
     return memory(trace, "estimated", rows, other_loop_bytes=trace.other_peak_bytes, **device)
-
-
-def allocator_bytes(
-    trace: MemoryTrace, run_config: RunConfig, workspaces: int, history: str = MOVED
-) -> tuple[int, int]:
-    """Return the peak allocated and peak reserved bytes in the simulated allocator, workspaces included.
-
-    Allocated bytes count in the last step, reserved bytes in all steps; `history` says what the process did before.
-    """
-    allocator = replay(trace, run_config, by_thread(run_config, workspaces), history=history)
-    return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
 
 
 def replay(trace: MemoryTrace, run_config: RunConfig, laid: Workspaces, *rest: Any, **more: Any) -> Allocator:

@@ -95,7 +95,6 @@ class _AnyDevice(Device):
         return super().takes(operator, args, kwargs) and (has_value or not self.answers.knows(args[0]))
 
     def elsewhere(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the number."""
         return self.answers.value(operator, args[0]) if operator is _SCALAR else operator(*args, **kwargs)
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
@@ -159,7 +158,6 @@ def source_shapes(source: ModelSource, batch: int, seq: int, described: Collecti
     """Return the shapes of a run of a source's model, with the `described` inputs of `inputs_for`."""
 
     def build(device: str = "meta") -> nn.Module:
-        """Return the model on a device."""
         if device == "meta":
             return built_for_counting(source, attention=META_ATTENTION).eval()
         return source.build(device=device, attention=META_ATTENTION).eval()
@@ -421,7 +419,6 @@ def step_flops(source: ModelSource, run_config: RunConfig) -> int:
     run = FlopsRun(source=source, run=run_config)
 
     def at(batch: int) -> int:
-        """Return a micro-batch's FLOPs."""
         return run.at(batch, run_config.seq).rows[0].total.matmul_flops
 
     batch = run_config.batch

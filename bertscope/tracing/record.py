@@ -387,7 +387,7 @@ class Recorder(DispatchMode):
             self._follow(self.numbers.pop(summed), out.untyped_storage())
         results = tensors(out)
         numbers = range(len(results))
-        if device.kind == "cuda" and _name(operator) == "native_dropout":
+        if device.kind == "cuda" and operator_name(operator) == "native_dropout":
             numbers = numbers[::-1]  # CUDA's kernel allocates the mask first
         for number in numbers:
             tensor = results[number]
@@ -519,11 +519,6 @@ def owned_by_autograd() -> tuple[int, int] | None:
 @cache
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype)[6:]
-
-
-@cache
-def _name(operator: Any) -> str:
-    return operator_name(operator)
 
 
 @cache

@@ -10,11 +10,9 @@ import torch
 
 import bertscope
 from bertscope.errors import SelectionError
-from bertscope.memory import fake_run, optimizers
-from bertscope.memory.estimate import module_trace
+from bertscope.memory import optimizers
 from bertscope.memory.simulator import Simulator
-from bertscope.memory.step import TORCH_DTYPES, make_optimizer, meta_inputs, run_model
-from bertscope.memory.trace import MemoryTrace
+from bertscope.memory.step import TORCH_DTYPES, make_optimizer
 from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import OPTIMIZERS
 from tests.conftest import EVERY_CASE
@@ -270,37 +268,3 @@ def test_the_peak_in_the_other_loop_is_that_of_an_estimate_there(loop, batch):
     simulator = Simulator(small())
     other = simulator.trace(replace(run_config, loop=run_config.other_loop))
     assert simulator.trace(run_config).other_peak_bytes == other.peak_bytes
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "loop"), [("adamw", {"checkpointing": "full"}), ("adafactor", {"keep_gradients": True}), ("sgd", {})]
-)
-def test_a_reused_optimizer_step_has_the_events_of_one_that_runs(monkeypatch, optimizer, loop):
-    first, second = (RunConfig(batch=batch, seq=8, optimizer=optimizer, **loop) for batch in (2, 5))
-    monkeypatch.setattr(fake_run, "_UPDATES", {})
-    fresh = step_trace(second)
-    fake_run._UPDATES.clear()
-    step_trace(first)
-    reused = dict(fake_run._UPDATES)
-    assert step_trace(second) == fresh
-    assert reused == fake_run._UPDATES  # so nothing was recorded anew
-    assert len(reused) == 1
-
-
-def test_an_optimizer_step_of_other_parameters_or_gradients_runs_anew(monkeypatch):
-    monkeypatch.setattr(fake_run, "_UPDATES", {})
-    run_config = RunConfig(batch=2, seq=8)
-    others = [replace(run_config, precision="bf16"), replace(run_config, freeze=("embeddings",)),
-              replace(run_config, optimizer="sgd"), replace(run_config, precision="autocast-bf16")]  # fmt: skip
-    for number, other in enumerate([run_config, *others], start=1):
-        step_trace(other)
-        assert len(fake_run._UPDATES) == number
-    step_trace(run_config, hidden_size=32)
-    assert len(fake_run._UPDATES) == 1 + len(others) + 1
-
-
-def step_trace(run_config: RunConfig, **fields: int) -> MemoryTrace:
-    """The trace of a step of a small model, which runs anew."""
-    source = small(**fields)
-    model = run_model(source, run_config)
-    return module_trace(model, meta_inputs(model, run_config), run_config, None)
