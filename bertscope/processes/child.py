@@ -460,10 +460,9 @@ def limit_child(cpu_seconds: int = 0) -> None:
 def ask(
     entry: str, question: Any, waiting: Callable[[], None], wait_seconds: float = math.inf
 ) -> tuple[str, Any, int | None]:
-    """Return a child's message to one question: its kind, its content, and the child's exit code if it has ended.
+    """Return a child's answer: its kind and content, ENDED and how it ended, or an empty kind; and its exit code.
 
-    A child that ends without a message gives ENDED and how it ended; the kind is empty after `wait_seconds`. Raises the
-    child's BertscopeError. `waiting` is called twice a second.
+    Raises the child's BertscopeError. `waiting` is called twice a second.
     """
     worker = Worker(Child(entry), lambda line: tuple(json.loads(line)))
     deadline, message = time.monotonic() + wait_seconds, None

@@ -10,7 +10,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,8 @@ def read_lengths(
     if tokenizer:  # whose library a file may crash or fill
         from bertscope.processes.child import ask
 
-        few = given if isinstance(given, str) else [*islice(given, MAX_LENGTHS + 1)]
-        question, entry = json.dumps([few, field, tokenizer], default=str), "bertscope.sources.lengths:answer_parent"
+        question = [given if isinstance(given, str) else list(given), field, tokenizer]
+        entry = "bertscope.sources.lengths:answer_parent"
         kind, content, _ = ask(entry, question, lambda: progress(f"counting {os.path.basename(name)}"))
         if kind != "lengths":
             raise SourceError(f"{tokenizer} cannot be read: its reader {content}; check the file")

@@ -7,6 +7,7 @@ has none, it is not modelled, or it is unknown.
 import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import field
 from functools import cache
 from pathlib import Path
@@ -209,13 +210,11 @@ def _lora_of(values: Mapping[str, Any]) -> str:
     given = {name: values[key] for key, name in _LORA_NAMES.items() if values.get(key)}
     if values.get("lora_target_linear") or given.get("target") == "all":
         given["target"] = ALL_LINEAR
-    texts = {name: "+".join(map(str, item)) if isinstance(item, list) else item for name, item in given.items()}
-    text = ",".join(f"{name}={str(item).replace(',', '+')}" for name, item in texts.items())
-    try:
-        Lora.parse(text)
-    except BertscopeError:
-        return _ADAPTERS
-    return text
+    lists = {name: "+".join(map(str, item)) if isinstance(item, list) else item for name, item in given.items()}
+    text = ",".join(f"{name}={str(item).replace(',', '+')}" for name, item in lists.items())
+    with suppress(BertscopeError):
+        return text if Lora.parse(text) else ""
+    return _ADAPTERS
 
 
 def _apply(

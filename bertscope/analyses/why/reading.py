@@ -62,12 +62,8 @@ def read_why(file: str) -> WhyReport:
         raise SourceError(f"{one_line(str(file), limit=80)}: {what}") from None
     if not is_file:
         raise SourceError(f"{file} is a folder, a pipe or a device; {_GIVE}")
-    kind, content, code = ask(
-        "bertscope.analyses.why.reading:explain_file",
-        [os.path.abspath(path), path.name],
-        lambda: progress(f"reading {path.name}"),
-        _WAIT_SECONDS,
-    )
+    question, entry = [os.path.abspath(path), path.name], "bertscope.analyses.why.reading:explain_file"
+    kind, content, code = ask(entry, question, lambda: progress(f"reading {path.name}"), _WAIT_SECONDS)
     if kind == "report" and isinstance(report := from_json(content), WhyReport):
         return report
     if kind == "refused":
