@@ -261,7 +261,6 @@ class _Bert:
         }  # fmt: skip
 
     def _outputs(self) -> tuple[Any, ...]:
-        """Return the class's outputs in the order of its tuple, as if all were asked for."""
         model_class = CLASSES[self.source.architecture]
         hint = typing.get_type_hints(model_class.forward)["return"].__args__[0]
         returned = getattr(model_class, "output", hint)  # of the classes that share a forward
@@ -334,7 +333,6 @@ class _Bert:
 
 
 def _names(keras: str, path: str) -> tuple[str, str, str]:
-    """Return the names of a step of the body; TensorFlow's follows from the path of Hugging Face."""
     tf_name = path + ".{gamma,beta}" * path.endswith(".LayerNorm")
     tf_name = (
         tf_name.replace("layer.", "layer_").replace("{self,", "{self/query,self/key,self/value,").replace(".", "/")

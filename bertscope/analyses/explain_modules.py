@@ -309,7 +309,6 @@ class _ModuleWalk:
         )
 
     def sums(self, steps: Sequence[Step], at: str, chosen: Sequence[Step]) -> Iterator[Sum]:
-        """Yield the sum of the `chosen` steps if they are at a path, of each group, and of all steps."""
         params = {node.path: sum(held.distinct_numel for held in node.params) for node in self.plain.walk()}
         flops: dict[str, int] = {}
         if self.recorded is not None:

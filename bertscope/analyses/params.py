@@ -218,7 +218,6 @@ class _Rows:
         return [self.row(node, node.held, copies) for node, _, copies, _ in root.rows() if _holds_own(node)]
 
     def by_parameter(self, root: Node) -> list[CountRow]:
-        """Return a row for every path of every parameter, also for one that a layer below counts."""
         return [
             self.row(node, [held._replace(counts=True)], copies, name=held.path, path=held.path, type="Parameter",
                      in_layer_sum=held.counts, inputs=(), outputs=())

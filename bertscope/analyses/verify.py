@@ -189,7 +189,6 @@ class _ModelTensors:
             yield self._row("renamed", name, tensor, _how(tensor.name, name, self.prefix))
 
     def _stored_ties(self) -> Iterator[VerifyRow]:
-        """Yield the tensors that are tied in the model or share storage in the file, but not both."""
         own_names = {tensor.name: name for name, tensor in self.found.items()}
         for name, tensor in self.found.items():
             first = next(twin for twin in self.ties[name] if twin in self.found)

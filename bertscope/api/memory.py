@@ -30,7 +30,7 @@ from bertscope.settings.training import LEANER
 from bertscope.sources.find import Model, source_of
 from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import GivenModule, ModelSource, as_source_error
-from bertscope.sources.prices import Prices, read_prices
+from bertscope.sources.training_files import Prices, read_prices
 from bertscope.units import FP32
 
 if TYPE_CHECKING:

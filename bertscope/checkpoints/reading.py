@@ -88,7 +88,6 @@ def _joined(name: str, path: Path, shards: Iterable[StoredFile], **fields: Any) 
 
 
 def _of_modules(folder: Path, budget: Budget) -> Checkpoint:
-    """Read the modules in a sentence-transformers folder; names in all but the first begin with their folder."""
     files, kinds, fronts = list[StoredFile](), list[str](), list[str]()
     for path, position, kind in modules_of(folder, budget):
         kinds.append(kind)
@@ -191,7 +190,6 @@ def stored_report(checkpoint: Checkpoint, *, by: str = "layer", depth: int | Non
 
 
 def _tree(tensors: list[StoredTensor], depth: int) -> Iterator[StoredRow]:
-    """Yield the modules with their sums, equal ones in neighbouring layers as one row; the first row is everything."""
     modules: dict[str, list[StoredTensor]] = defaultdict(list)
     for tensor in tensors:
         parts = re.split(r"[./]", tensor.name)[:-1]

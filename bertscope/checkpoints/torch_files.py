@@ -441,7 +441,6 @@ def _is_array(value: Any) -> bool:
 
 
 def _left_out(top: Any, networks: list[str]) -> Iterator[str]:
-    """Yield the keys next to the weights, and in them the NumPy arrays' keys."""
     for path, _, items in _containers(top):
         for name, value in ((f"{path}.{key}" if path else str(key), value) for key, value in items):
             is_way = any(f"{network}.".startswith(f"{name}.") for network in networks)

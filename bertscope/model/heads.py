@@ -389,7 +389,6 @@ class BertForQuestionAnswering(WithHead):
 
 
 def _clamped(positions: Tensor, logits: Tensor) -> Tensor:
-    """Return the positions (B,), those beyond the end as S."""
     positions = positions.squeeze(-1) if positions.dim() > 1 else positions
     return positions.clamp(0, logits.shape[1])
 

@@ -117,7 +117,6 @@ class PeftModel(nn.Module):
 
 
 def _inject(model: BertPreTrainedModel, lora: Lora) -> None:
-    """Replace the modules that `lora` names; raise ConfigError for a name without one."""
     paths = {module: path for path, module in model.named_modules()}
     linear = {path.rpartition(".")[2] for module, path in paths.items() if isinstance(module, nn.Linear)}
     targets = set(lora.target or ())

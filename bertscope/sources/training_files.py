@@ -1,4 +1,4 @@
-"""Files that settings come from: TrainingArguments, accelerate's and two trainers' configs, and plans.
+"""Files that settings come from: TrainingArguments, accelerate's and two trainers' configs, plans, and prices.
 
 Each key has one effect on a training step's memory: it sets settings (rows name their keys), it
 has none, it is not modelled, or it is unknown.
@@ -6,9 +6,11 @@ has none, it is not modelled, or it is unknown.
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import field
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,11 @@ from typing import Any
 import yaml
 
 from bertscope.config import ALL_LINEAR, Lora
-from bertscope.errors import BertscopeError, SourceError, name_of
+from bertscope.errors import BertscopeError, BertscopeWarning, SourceError, name_of
 from bertscope.files import Entry, read_json, read_mapping, read_text, readable
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
+from bertscope.gpus import find_gpu, typed_prices
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.reports.plan import PlanReport
 from bertscope.settings.checkpointing import FULL, NONE, Checkpointing
@@ -220,7 +223,6 @@ def _lora_of(values: Mapping[str, Any]) -> str:
 def _apply(
     key: str, rule: Rule, value: Any, values: Mapping[str, Any], fields: Fields, entry: Entry
 ) -> tuple[str, str]:
-    """Add the fields that a key sets to `fields`; return the list that it belongs to, and its effect."""
     try:
         result = rule(value, values)
     except ValueError as error:
@@ -269,3 +271,46 @@ def read_plan(path: str | os.PathLike[str]) -> PlanReport:
     if not report.fits:
         raise SourceError(f"{file}: no plan in it fits; {_WANTED_PLAN}")
     return report
+
+
+# ---- prices of GPU hours, typed by the user or in a dated file; bertscope knows no price itself ----
+
+OLD_DAYS = 90  # after which a file's prices are said to be old
+
+
+class Prices(Record, kw_only=False):
+    """The price of an hour of each GPU, by name, and their currency, which typed prices do not have."""
+
+    hours: dict[str, float]
+    currency: str = ""
+
+
+def read_prices(prices: str) -> Prices:
+    """Return the prices in `t4=0.35,l4=0.71` or in a YAML file with `date`, `currency` and `prices`.
+
+    Warns of a file older than OLD_DAYS. Raises SourceError for a file without prices or date, SelectionError for an
+    unknown GPU.
+    """
+    if "=" in prices:
+        return Prices(typed_prices(prices))
+    path = Path(prices)
+    entries = read_mapping(path)
+    for key in ("date", "prices"):
+        if key not in entries:
+            raise SourceError(f"lacks {key}; a file of prices has date, currency and prices", where=f"{path}:1")
+    entries.refuse_unknown(("date", "currency", "prices"), "a file of prices")
+    hours: dict[str, float] = {}
+    for name, entry in entries["prices"].mapping("prices").items():
+        if type(entry.value) not in (int, float) or not 0 < entry.value < 1e6:
+            raise entry.error(f"{name} must be the price of an hour, a number above 0")
+        hours[find_gpu(name).name] = float(entry.value)
+    currency: str = entries.checked(
+        "currency", "", lambda text: isinstance(text, str) and len(text) < 9, "a short word"
+    )
+    try:
+        age = (date.today() - date.fromisoformat(str(entries["date"].value))).days
+    except ValueError:
+        raise entries["date"].error("date must be the day of the prices, such as 2026-11-28") from None
+    if age > OLD_DAYS:
+        warnings.warn(BertscopeWarning(f"the prices in {path} are {age:,} days old; look them up again"), stacklevel=2)
+    return Prices(hours, currency)

@@ -410,7 +410,6 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def _model_class(transformers: Any, source: TransformersSource, config_class: type) -> Any:
-    """Return the class of the given name if it takes this configuration; without a name the class without a head."""
     family: dict[str, Any] = {}
     auto = transformers.models.auto.modeling_auto
     names = (name for name in sorted(vars(auto)) if name.startswith("MODEL_FOR_") and name.endswith("_MAPPING"))

@@ -209,7 +209,6 @@ def _source(model: str, head: str | None, attention: str | None, pooler: bool | 
 
 @cache
 def _own_code(model: str) -> str:
-    """Return the file's hash in `file.py:attribute`; empty for another model."""
     file = Path(model.rpartition(":")[0])
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix == ".py" and file.is_file() else ""
 

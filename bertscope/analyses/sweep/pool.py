@@ -175,7 +175,6 @@ class Pool:
         worker.send(vars(self.functions))
 
     def _ended(self, worker: child.Worker) -> Iterator[SweepRow]:
-        """Replace a worker that ended by itself; yield a row if it was the last attempt at its task."""
         task, reason = self._remove(worker), worker.death(_SECONDS)
         if task is None:
             self.in_vain += 1

@@ -180,7 +180,6 @@ def _leaks(history: History) -> Iterator[WhyFinding]:
 
 
 def _open_graph(history: History) -> Iterator[WhyFinding]:
-    """Yield the graph of a forward pass of an evaluation that runs at the moment."""
     all_blocks, blocks = (
         [block for block in some if block.forward_pass == history.last_pass and block.phase == FORWARD]
         for some in (history.all_blocks, history.of("activations"))

@@ -261,7 +261,6 @@ class History:
         return self.phases[bisect_right(self._starts, event) - 1]
 
     def _part(self, block: HeldBlock, phase: StepPhase, weights: set[int]) -> str:
-        """Return the part of a block, from its frames and from the phase in which it is freed."""
         if block.kind.part:
             return block.kind.part
         is_weight = block.size in weights
@@ -320,7 +319,6 @@ class _Reader:
         self.left = MAX_ITEMS
 
     def dicts(self, items: Any) -> list[dict[str, Any]]:
-        """Return a list of dicts; raises SourceError for another value, and if the file has too many of them."""
         self.left -= len(items) if isinstance(items, list) else 0
         if self.left < 0:
             raise SourceError(f"more than {MAX_ITEMS:,} segments, blocks and events")
