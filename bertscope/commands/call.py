@@ -46,6 +46,7 @@ _OUTPUTS = ("fmt", "output", "verbose", "rows", "emit", "others", "batch_total",
             "price")  # fmt: skip
 _OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")
 _STDOUT = Path("-")
+_RUNNING = ("estimate", "flops", "fit", "plan", "profile")
 _FORMATS = {".json": "json", ".csv": "csv", ".md": "markdown", ".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot",
             ".gv": "dot", ".svg": "svg", ".html": "html"}  # fmt: skip
 Result = TypeVar("Result")
@@ -76,6 +77,8 @@ def execute(command: Command, options: dict[str, Any]) -> int | None:
 
 class CommandLine(SimpleNamespace):
     """A parsed command line: an attribute for each option, and what commands do with them."""
+
+    lacks_input = False  # of forward, which cannot be derived, and none is typed
 
     def __init__(self, command: Command, options: Mapping[str, Any]) -> None:
         file = options.get("training_file")
@@ -134,6 +137,13 @@ class CommandLine(SimpleNamespace):
         with suppress(ConfigError):  # of another method than bitsandbytes, which the source's notice names
             source.quantize(built, getattr(self, "quantize", STORED))
         freeze(built, getattr(self, "freeze", None) or ())
+        if source.has_own_dtypes and not getattr(self, "inputs", None):
+            from bertscope.tracing.inputs import inputs_for
+
+            try:
+                inputs_for(built, 1, 8)
+            except BertscopeError:
+                self.lacks_input = True  # which a next command would need
         return source, built
 
     def traced(self, source: ModelSource, *, is_needed: bool = False) -> dict[str, Any] | None:
@@ -180,7 +190,17 @@ class CommandLine(SimpleNamespace):
     def further(self, name: str, changes: Mapping[str, Any]) -> str:
         """Return another command's line with what was typed for this one that it takes too, and with changes."""
         command, line = COMMANDS[name], ["bertscope", name]
-        typed = {key: value for key, value in self.given.items() if key not in _OUTPUTS} | dict(changes)
+        if self.lacks_input and (name in _RUNNING or changes.get("shapes")):
+            return ""
+        usual = {key for key, value in self.given.items() if key != "model" and key not in self.command.settings
+                 and value == option_row(self.command.name, key).default}  # fmt: skip
+        typed = {key: value for key, value in self.given.items() if key not in {*_OUTPUTS, *usual}}
+        typed |= {"input": typed.get("input") or typed.get("inputs")} | dict(changes)
+        typed |= {"inputs": typed["input"]}
+        if self.command.name == "diff":
+            if self.b is None:
+                return ""
+            typed |= {"model": self.a, "others": [self.b]}
         keys = [parameter.name for parameter in parameters(command)]
         if name == "run":  # all words after the script are the script's own
             last = ("module", "script", "arguments")

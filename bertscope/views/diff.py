@@ -12,7 +12,8 @@ from bertscope.reports.checkpoint import CheckpointReport, Stored, VerifyReport,
 from bertscope.reports.page import DiffReport
 from bertscope.units import bytes_text, count_text, counted, shape_text
 from bertscope.views.columns import Column, attribute, copies_text, csv_only, listed, number, values
-from bertscope.views.console import Target
+from bertscope.views.console import Target, command_text
+from bertscope.views.step import line_of
 from bertscope.views.views import Table, View
 
 _SHOWN_FILES, _NAMES, _LINE = 3, 50, 80  # files of a checkpoint; characters of two names, and of a sentence
@@ -95,6 +96,13 @@ def _kinds(report: DiffReport) -> str:
     return listed(counted(count, name) for name, count in counts.items() if count)
 
 
+def _tip(report: DiffReport) -> str:
+    """Return how to see both models side by side; empty for files with tensors, and for two states of one model."""
+    is_stored = {report.a.obtained, report.b.obtained} != {"computed"}
+    command = "" if is_stored else command_text("count", {}, {}, "bertscope.count(a), bertscope.count(b)")
+    return f"count both, part by part\n  {command}" if command and not report.is_empty else ""
+
+
 VIEW = View(
     answer=_verdict,
     settings=lambda report: "\n".join(
@@ -104,6 +112,7 @@ VIEW = View(
     tables=parts,
     notes=notes,
     shows_all_notes=True,
+    tip=_tip,
     records=lambda report: Table(_ROWS, report.rows),
 )
 
@@ -126,10 +135,16 @@ def _params(report: CheckpointReport) -> int:
     return report.stored.weights or report.stored.distinct_params
 
 
+_OTHERS = "tensors left out"  # of the file's parts: an optimizer's state
+
+
 def _checkpoint_answer(report: CheckpointReport) -> str:
     stored = report.stored
-    params, tensors = counted(_params(report), "parameter"), counted(stored.tensors, "tensor")
-    return f"{params} in {tensors}, {bytes_text(stored.file_bytes)}."
+    text = f"{counted(_params(report), 'parameter')} in {counted(stored.tensors, 'tensor')}"
+    if not (others := sum(part.bytes for part in stored.parts if part.what == _OTHERS)):
+        return f"{text}, {bytes_text(stored.file_bytes)}."
+    names = f" ({stored.metadata.get('left out', '')})", 1
+    return line_of(f"{text}, {bytes_text(stored.tensor_bytes)}; {bytes_text(others)} of other tensors", names)
 
 
 def _stored_lines(stored: Stored) -> Iterator[tuple[str, str]]:
@@ -149,7 +164,8 @@ def _stored_lines(stored: Stored) -> Iterator[tuple[str, str]]:
         yield "packing", f"{packing}: packed in a way that bertscope does not know; counted as stored"
     if stored.stored_params != stored.distinct_params:
         yield "under all names", count_text(stored.stored_params)
-    parts = " + ".join(f"{count_text(count)} {what}" for what, count in sums.items())
+    parts = " + ".join(f"{bytes_text(count)} {'other tensors' if what == _OTHERS else what}"
+                       for what, count in sums.items())  # fmt: skip
     yield "size", f"{count_text(stored.file_bytes)} bytes ({bytes_text(stored.file_bytes)}) = {parts}"
     if len(stored.files) > 1:
         names = [*map(one_line, stored.files)]
@@ -174,6 +190,9 @@ checkpoint = View(
     columns=_STORED,
     lines=_checkpoint_lines,
     name_width=17,
+    tip=lambda report: (
+        f"list every tensor\n  {command_text('count', {'by': 'parameter'}, {})}" if report.by == "layer" else ""
+    ),
 )
 
 

@@ -123,8 +123,14 @@ def _headline(report: CountReport | TreeReport) -> str:
     )
 
 
-def _next(name: str, why: str, **changes: Any) -> str:
-    return f"{why}\n  {command_text(name, changes, {})}"
+def _next(report: Any, name: str, why: str, **changes: Any) -> str:
+    """Return the next step; empty on a command line without the input that a module of the user's own needs."""
+    python = ""
+    if report.subject.implementation is None:
+        given = [f", {key}={value!r}" for key, value in changes.items() if value is not None and key != "shapes"]
+        python = f"bertscope.{name}(model, inputs=inputs{''.join(given)})"
+    command = command_text(name, changes, {}, python)
+    return f"{why}\n  {command}" if command else ""
 
 
 def _pivot(reports: Sequence[CountReport]) -> Table | None:
@@ -169,7 +175,10 @@ count = View(
     answer=_headline,
     settings=title,
     tables=_count_tables,
-    tip=lambda report: _next("estimate", "estimate the memory of a training step", batch=None),
+    tip=lambda report: (
+        _next(report, "estimate", "estimate the memory of a training step", batch=None)
+        or _next(report, "tree", "see its modules")
+    ),
     lines=footer,
     records=lambda report: _count_table(report, report.rows),
     params=attrgetter("totals.distinct_params"),
@@ -217,9 +226,10 @@ tree = View(
     answer=_headline,
     settings=title,
     tip=lambda report: (
-        _next("flops", "count the FLOPs of these modules")
+        _next(report, "flops", "count the FLOPs of these modules")
         if any(row.outputs for row in report.rows)
-        else _next("tree", "see the shapes of their inputs and outputs", shapes=True)
+        else _next(report, "tree", "see the shapes of their outputs", shapes=True)
+        or _next(report, "diagram", "draw them")
     ),
     tables=lambda report, target: [tree_table(report, target)],
     lines=footer,
@@ -344,9 +354,9 @@ flops = View(
     answer=_flops_answer,
     settings=lambda report: ", ".join([title(report), *[_sizes(report)] * bool(report.batch)]),
     tip=lambda report: (
-        _next("estimate", "estimate the memory of such a step", mode=None)
+        _next(report, "estimate", "estimate the memory of such a step", mode=None)
         if report.mode == "training"
-        else _next("flops", "count a training step", mode="training")
+        else _next(report, "flops", "count a training step", mode="training")
     ),
     tables=_flops_tables,
     lines=_flops_lines,

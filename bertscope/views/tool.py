@@ -19,8 +19,10 @@ from bertscope.reports.tool import (
 )
 from bertscope.units import bytes_text, count_text, counted, html_text
 from bertscope.views.columns import Column, attribute, csv_only, number, values
-from bertscope.views.console import Target, painted
+from bertscope.views.console import Target, command_text, painted
 from bertscope.views.views import Table, View
+
+EXPECTATIONS = (".bertscope.yaml", ".bertscope.yml")  # the ends of files' names
 
 # ---- check: every expectation, for people, for GitHub's annotations, as JUnit, and as a table ----
 
@@ -36,8 +38,15 @@ def _failures(report: CheckReport, target: Target = Target()) -> str:  # noqa: B
     # Files that could not be checked are not data: they go to stderr, by the command, and nothing else if all do.
     if report.findings and len(report.having("error")) == len(report.findings):
         return ""
-    failures = "".join(f"{line(finding)}\n" for finding in report.having("failed"))
-    return failures + painted(_summary(report), "no" if any(map(_is_wrong, report.findings)) else "yes", target)
+    failed = report.having("failed")
+    failures = "".join(f"{line(finding)}\n" for finding in failed)
+    text = failures + painted(_summary(report), "no" if any(map(_is_wrong, report.findings)) else "yes", target)
+    files = list(dict.fromkeys(finding.path for finding in failed))
+    if not files or not all(file.endswith(EXPECTATIONS) for file in files):
+        return text
+    changes = {"update": True, "files": files, "architecture": None}
+    command = command_text("check", changes, {}, " ").strip()  # Python has no such call
+    return f"{text}\nNext: accept the new values, if they are intended\n  {command}\n" if command else text
 
 
 def _summary(report: CheckReport) -> str:

@@ -5,7 +5,9 @@ import shlex
 from dataclasses import replace
 
 import pytest
+import torch
 
+import bertscope
 from bertscope.commands import call, memory
 from bertscope.settings.run_config import MARGIN
 from bertscope.views.console import Target, painted, stdout_target
@@ -108,6 +110,45 @@ def test_a_table_fits_80_columns_and_no_row_breaks_in_two(answered, words, verbo
         return {len(lines) - 1 - next(n for n, line in enumerate(lines) if RULE.match(line)) for lines in tables}
 
     assert max(rows(narrow)) <= max(rows(wide))
+
+
+WORDS = """
+import torch
+class Words(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(50, 4), torch.nn.Linear(4, 3)
+    def forward(self, ids):
+        return self.head(self.table(ids))
+"""
+OF_MODULES = (
+    "count bert-tiny", "tree bert-tiny", "tree bert-tiny --shapes", "flops bert-tiny",
+    "count words.py:Words", "tree words.py:Words", "tree words.py:Words --shapes --input ids=2x5:int64",
+    "flops words.py:Words --input ids=2x5:int64", "estimate words.py:Words --input ids=BxS:int64", "count net.pt",
+    "diff bert-tiny bert-mini", "diff bert-tiny words.py:Words", "check wrong.bertscope.yaml",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", OF_MODULES)
+def test_the_next_command_of_a_report_on_modules_runs(cli, tmp_path, monkeypatch, words):
+    """Also for a module whose inputs nobody knows: such a tip names the input that was typed, or needs none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.py").write_text(WORDS)
+    (tmp_path / "wrong.bertscope.yaml").write_text("model: bert-tiny\nexpected:\n  distinct_params: 5\n")
+    torch.save({"model": torch.nn.Linear(3, 4).state_dict(), "epoch": torch.ones(3)}, tmp_path / "net.pt")
+    done = cli(*shlex.split(words))
+    assert "Next: " in done.out, done.err
+    command = done.out.rpartition("\n  bertscope ")[2].replace("\\\n", "")
+    again = cli(*shlex.split(command))
+    assert again.code in (0, 1), (command, again.err)
+
+
+def test_the_next_call_in_python_names_the_inputs_of_a_module():
+    model, inputs = torch.nn.Linear(3, 4), torch.ones(2, 3)
+    reports = bertscope.count(model), bertscope.tree(model), bertscope.flops(model, inputs)
+    for report in (*reports, bertscope.tree(model, inputs=inputs), bertscope.diff(model, torch.nn.Linear(3, 5))):
+        code = str(report).rpartition("\n  ")[2]
+        eval(code, {"bertscope": bertscope, "model": model, "inputs": inputs, "a": model, "b": model})
 
 
 def test_a_verdict_is_coloured_its_numbers_are_bold_and_a_pipe_has_neither():
