@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.commands import call, memory
+from bertscope.commands import call
 from bertscope.settings.run_config import MARGIN
 from bertscope.views.console import Target, painted, stdout_target
 from bertscope.views.step import LINE
@@ -51,7 +51,7 @@ def answered(once, user_folder, tmp_path_factory):
         for name in ("grid.yaml", "train.py"):
             (folder / name).write_bytes((user_folder / name).read_bytes())
 
-        def show(report, fmt, output, *, verbose=False, view="", lang="", **options):
+        def show(self, report, *, fmt="", view="", lang="", **options):
             for width in (0, 400, 80):
                 for is_verbose in (False, True):
                     target = stdout_target()
@@ -62,8 +62,7 @@ def answered(once, user_folder, tmp_path_factory):
             patch.chdir(folder)
             for name in TERMINAL:
                 patch.delenv(name, raising=False)
-            for module in (call, memory):
-                patch.setattr(module, "show", show)
+            patch.setattr(call.CommandLine, "show", show)
             result = run_cli(*shlex.split(words))
         assert result.code in (0, 1), result.err
         return result.code, texts
