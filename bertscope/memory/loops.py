@@ -13,7 +13,7 @@ from bertscope.errors import SelectionError, name_of
 from bertscope.memory import step
 from bertscope.memory.step import TORCH_DTYPES, meta_inputs, run_model
 from bertscope.settings.checkpointing import NONE
-from bertscope.settings.run_config import PLAIN, STORED, TRAINING, RunConfig
+from bertscope.settings.run_config import CUDA, PLAIN, STORED, TRAINING, RunConfig
 from bertscope.settings.training import MODEL, OPTIMIZERS, loss_parts
 from bertscope.sources.bert import BertSource, preset_paths
 from bertscope.sources.find import teachers
@@ -158,6 +158,9 @@ def _model(source: BertSource, run: RunConfig) -> list[str]:
         lines += [f"{base}.base_model.hides_positions = False  # the mask has only ones"]
     dtype = "" if run.dtype in (STORED, FP32.name) else f".to({TORCH_DTYPES[run.dtype]})"
     lines += [f"model = model{dtype}.to({run.device!r}).train({not run.is_eval})"]
+    if run.quantize != STORED:
+        arguments = f"{run.quantize!r}, {TORCH_DTYPES.get(run.compute_precision)}, on_cuda={run.device == CUDA}"
+        lines += [f"source.quantize(model, {arguments})"]
     if run.autocast is not None and run.loss != MODEL:  # a loss of several forward passes
         lines += [f"autocast_each_forward(model, {run.device!r}, {TORCH_DTYPES[run.autocast]})"]
     return lines

@@ -541,6 +541,8 @@ RULES += [
          "{loss} {loss_value} is modelled in one process only; leave out the strategy and the ranks"),
     Rule(("loss", "pairs"), lambda loss, texts: texts == 1 and "mnrl" in loss,
          "{loss} {loss_value} ranks a query and its positive; give {pairs} 2 or more"),
+    Rule(("ema", "quantize"), lambda ema, how: ema and how in QUANTIZED,
+         "an average of quantized weights means nothing; leave {ema} or {quantize} out"),
     Rule(("eval_samples", "eval_batch"), lambda samples, batch: samples > _MOST_BATCHES * (batch or 1),
          f"{{eval_samples}} {{eval_samples_value}} takes more than {_MOST_BATCHES:,} batches of {{eval_batch}} "
          "{eval_batch_value}; give fewer, or a larger {eval_batch}"),

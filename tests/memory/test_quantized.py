@@ -100,6 +100,8 @@ def test_another_method_is_refused_by_its_name_and_counted_as_before(method):
 def test_a_quantized_model_without_adapters_is_frozen():
     with pytest.raises(SelectionError, match="lora"):
         bertscope.estimate("bert-tiny", quantize="nf4", seq=8)
+    with pytest.raises(SelectionError, match="average of quantized weights"):
+        bertscope.estimate("bert-tiny", quantize="nf4", ema=True, seq=8)
 
 
 def test_the_adapters_of_a_model_in_16_bits_are_fp32_as_peft_makes_them():
