@@ -13,7 +13,7 @@ from bertscope.reports.step import NO, UNCERTAIN, YES, RunHistory, usable
 from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.generate import row_words
 from bertscope.settings.parallelism import SINGLE
-from bertscope.settings.run_config import CUDA, INFERENCE, STORED, TRAINING
+from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, TRAINING
 from bertscope.units import BF16, FP16, bytes_text, count_text, counted, flops_text, share_text
 from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, fits_word, listed, number, values
@@ -245,8 +245,14 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
     least = (min(report.rows, key=attrgetter("epoch_cost")) for report in reports)
     cheapest = [(row, name) for row, (_, name) in zip(least, pairs, strict=True)]
     if isfinite(cheapest[0][0].epoch_cost):
-        costs = [f"{name}, {step.money_text(row.cost.time)}" for row, name in cheapest if isfinite(row.epoch_cost)]
-        return step.line_of(f"Cheapest epoch: {costs[0]}", *((f"; {text}", -n) for n, text in enumerate(costs[1:], 1)))
+        known = [(row.cost.time, name) for row, name in cheapest if isfinite(row.epoch_cost)]
+        costs = [f"{name}, {step.money_text(time)}" for time, name in known]
+        first_cost, *others = [time for time, _ in known if time]
+        likely = "probably " * any((one.epoch_cost_low or 0) < (first_cost.epoch_cost_high or 0) for one in others)
+        unknown = [name for row, name in cheapest if not isfinite(row.epoch_cost)]
+        more = f"; no time is known of {listed(unknown, most=3)}" * bool(unknown)
+        rest = ((f"; {text}", -n) for n, text in enumerate(costs[1:], 1))
+        return step.line_of(f"Cheapest epoch: {likely}{costs[0]}", *rest, more)
     if batch:
         names: dict[str, list[str]] = {YES: [], UNCERTAIN: [], NO: []}
         for row, name in pairs:
@@ -262,7 +268,25 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
 def _settings(report: FitReport) -> str:
     row = _answering_row(report)
     length = [] if report.length_given else [f"seq {count_text(row.seq)}"]
-    return step.settings_line(report, *length, row.precision)
+    exact = row.exact_batch or 0
+    rounded = f"batch rounded down from {count_text(exact)}" * (exact > row.batch > 0)
+    on_cpu = f"CPU ({named('device')} cuda for a GPU)" * (report.run.device == CPU and not report.gpu)
+    return step.settings_line(report, *length, step.precision_text(report.run, row.precision), on_cpu, rounded)
+
+
+def _compared_settings(reports: Sequence[FitReport]) -> str:
+    first = reports[0]
+    row, ways = _answering_row(first), {_answering_row(report).precision for report in reports}
+    batch = f"batch {count_text(first.asked_batch)}" if first.asked_batch else ""
+    facts = [batch, *([] if first.length_given else [f"seq {count_text(row.seq)}"])]
+    return step.settings_line(first, *facts, *(step.precision_text(first.run, way) for way in ways if len(ways) == 1))
+
+
+def _compared_tip(reports: Sequence[FitReport]) -> str:
+    best = next((report for report in reports if report.fits), reports[0])
+    if best.batch_total is not None or not best.gpu:
+        return ""
+    return step.next_command(best, "fit", f"see every setting on {best.gpu.name}", gpu=best.gpu.name)
 
 
 VIEW = View(
@@ -277,7 +301,8 @@ VIEW = View(
         table=_compared_table,
         subject=lambda reports: [about("GPU", "gpu.name")],
         answer=_compared_answer,
-        settings=lambda reports: step.settings_line(reports[0]),
+        settings=_compared_settings,
+        tip=_compared_tip,
         notes=_compared_notes,
         names=5,
         records=lambda report: Table(columns(report), report.rows),

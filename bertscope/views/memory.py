@@ -11,6 +11,7 @@ from typing import Any
 
 from bertscope.errors import named, one_line
 from bertscope.gpus import COMMON
+from bertscope.reports.base import UNCOUNTED
 from bertscope.reports.memory import EVALUATING, REDUCE_SCATTER, Memory, MemoryReport, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE, with_checkpointing
@@ -91,12 +92,16 @@ def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fac
     if len(costs) == 2 and name == NONE and saved > 0:
         share = f" ({100 * saved / cost.peak_bytes:.1f} %)"
         return f"Fits on {on}: {need}", (f"; checkpointing saves {bytes_text(saved)}", 2), (share, 1)
+    if any(note.key == UNCOUNTED for note in report.notes):
+        need += " without cuDNN's workspaces"
     both = " with and without checkpointing" if several else ""
     return f"Fits on {on}{both}: {need}", (how, 2), (step.step_time(cost), 1)
 
 
 def _settings(report: MemoryReport) -> str:
     facts = step.sizes(report.run, report.inputs_given)
+    if report.run.device == CPU and not report.gpu and not any(row.measured for row in report.variants):
+        facts.append(f"CPU ({named('gpu')} t4 for a GPU)")
     return step.settings_line(report, *facts, groups=len(report.ranks))
 
 

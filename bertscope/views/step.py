@@ -18,7 +18,7 @@ from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import CPU, CUDA, PLAIN, STORED, TRAINER, TRAINING, RunConfig
-from bertscope.units import binary_unit, bytes_text, count_text, flops_text, share_text
+from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, share_text
 from bertscope.views.columns import Column, Read, attribute, csv_only, in_phase, number, reader, values
 from bertscope.views.console import PARTS, command_text, lists_all
 from bertscope.views.footer import title, uncounted
@@ -345,7 +345,14 @@ def sizes(run: RunConfig, inputs_given: bool, *, precision: bool = True) -> list
     """Return the batch, the length and the precision of a run in words."""
     texts = [] if inputs_given else [f"batch {count_text(run.batch)}", f"seq {count_text(run.seq)}"]
     texts = texts[:1] if run.input and run.seq == 1 else texts  # an input without a length
-    return [*texts, *["the dtypes of its parameters" if run.precision == STORED else run.precision] * precision]
+    return [*texts, *[precision_text(run, run.precision)] * precision]
+
+
+def precision_text(run: RunConfig, precision: str) -> str:
+    """Return a precision in words; in 16 bits without autocast training is another thing than most people mean."""
+    if precision in (BF16.name, FP16.name) and run.mode == TRAINING:
+        return f"{precision} (weights and optimizer too)"
+    return "the dtypes of its parameters" if precision == STORED else precision
 
 
 def assumed(report: Any, *texts: str, groups: int = 2) -> str:

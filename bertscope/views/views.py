@@ -96,6 +96,7 @@ class Compared(Record):
     subject: Callable[[Sequence[Any]], Sequence[Column]] = model_columns
     answer: Callable[[Sequence[Any]], str] = _nothing
     settings: Callable[[Sequence[Any]], str] = _nothing
+    tip: Callable[[Sequence[Any]], str] = _nothing
     notes: Callable[[Sequence[Any]], Iterable[str]]
     pivot: Callable[[Sequence[Any]], Table | None] | None = None  # instead of the table
     records: Callable[[Any], Table | None] | None = None
@@ -233,6 +234,7 @@ def _compared_records(report: Any) -> Table:
 comparison = View(
     answer=lambda report: view_of(report.of).compared.answer(report.reports),
     settings=lambda report: view_of(report.of).compared.settings(report.reports),
+    tip=lambda report: view_of(report.of).compared.tip(report.reports),
     tables=_compared_tables,
     notes=lambda report, target: view_of(report.of).compared.notes(report.reports),
     records=_compared_records,

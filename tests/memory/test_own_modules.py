@@ -136,7 +136,7 @@ def test_an_estimate_for_a_cpu_says_that_the_scratch_of_convolutions_and_lstms_i
     given, expected = make_input(), f"scratch of {kernels} on a CPU is not counted"
     assert not_counted(make(), given, mode=mode) == [expected]
     on_gpu = not_counted(make(), given, mode=mode, device="cuda")
-    assert on_gpu == ["cuDNN workspaces (0 to 3.5 GB) not counted"] * ("convolutions" in kernels)
+    assert on_gpu == ["cuDNN workspaces (0 to 3.3 GiB) not counted"] * ("convolutions" in kernels)
     assert expected not in str(profile(make(), given, mode=mode, steps=1))  # which measures it
 
 

@@ -111,6 +111,24 @@ def test_a_table_fits_80_columns_and_no_row_breaks_in_two(answered, words, verbo
     assert max(rows(narrow)) <= max(rows(wide))
 
 
+PRICED = "fit bert-tiny --gpu t4,a10g --seq 64 --precision autocast-fp16 --checkpointing none --batch 4096"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("estimate bert-tiny", "CPU (--gpu t4 for a GPU)"),
+        ("fit bert-tiny --budget 1GiB --seq 64 --precision fp32", "CPU (--device cuda for a GPU)"),
+        ("fit bert-tiny --budget 1GiB --seq 64 --precision fp32 --checkpointing full", "batch rounded down from 1,014"),
+        ("estimate bert-tiny --gpu t4 --precision fp16", "fp16 (weights and optimizer too)"),
+        (f"{PRICED} --price t4=1,a10g=1 --sequences 9999", "bert-tiny: BertModel, batch 4,096, seq 64, autocast-fp16"),
+        (f"{PRICED} --price t4=1,a10g=1 --sequences 9999", "; no time is known of a10g."),
+    ],
+)
+def test_an_answer_says_what_its_number_depends_on(cli, words, said):
+    assert said in "\n".join(cli(*shlex.split(words)).out.splitlines()[:2])
+
+
 WORDS = """
 import torch
 class Words(torch.nn.Module):
