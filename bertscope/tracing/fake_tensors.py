@@ -216,10 +216,9 @@ def given_optimizer(optimizer: Any, params: Sequence[nn.Parameter]) -> dict[str,
     flags = ((forms, copied.param_groups[0].get(flag)) for flag, forms in _GROUP_FLAGS.items())
     forms = [forms[value] for forms, value in flags if value in forms]
     implementation = {"optimizer_implementation": forms[0]} if forms and word != CUSTOM else {}
-    takes = OPTIMIZERS[word].takes if word != CUSTOM else ()
-    numbers_of = {name: copied.param_groups[0].get(name) for name in ("momentum", "weight_decay") if name in takes}
-    own = {name: float(value) for name, value in numbers_of.items() if value and 0 < value < 1}
-    return {"optimizer": CodeObject(word, on, label), **implementation, **own}
+    group, takes = copied.param_groups[0], OPTIMIZERS[word].takes if word != CUSTOM else ()
+    own = {name: float(group[name]) for name in takes if 0 < group.get(name, 0) < 1}
+    return {"optimizer": CodeObject(word, on, label)} | implementation | own
 
 
 def trainable(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:

@@ -58,15 +58,15 @@ def _tip(report: RunReport) -> str:
     """Return the next run: without the limit that it exceeds, on a GPU, or with the picture of a step."""
     if report.remarks[-1:] == ("the function ran in this process, without a sandbox",) or not report.has_run:
         return ""
-    why, changes = "draw the memory of the step", {"timeline": "step.html"}
+    code = f"bertscope.run({report.script!r}" + f", args={[*report.arguments]}" * bool(report.arguments)
     if report.failure:
-        why, changes = "see what the whole script needs", {"gpu": None, "budget": None, "margin": None, "context": None}
-    elif report.budget_bytes is None:
-        why, changes = "see whether it fits on a GPU", {"gpu": COMMON}
-    limits = {"gpu": report.gpu and report.gpu.name, "args": [*report.arguments]} | changes
-    keywords = ", ".join(f"{key}={value!r}" for key, value in limits.items() if value and key != "timeline")
-    python = "report.plot()" if "timeline" in changes else f"bertscope.run({report.script!r}, {keywords})"
-    return f"{why}\n  {command_text('run', changes, {}, python.replace(', )', ')'))}"
+        changes = dict.fromkeys(("gpu", "budget", "margin", "context"))
+        return f"see what the whole script needs\n  {command_text('run', changes, {}, f'{code})')}"
+    if report.budget_bytes is None:
+        command = command_text("run", {"gpu": COMMON}, {}, f"{code}, gpu={COMMON!r})")
+        return f"see whether it fits on a GPU\n  {command}"
+    command = command_text("run", {"timeline": "step.html"}, {}, "report.plot()")
+    return f"draw the memory of the step\n  {command}"
 
 
 def _at(line: str) -> str:
