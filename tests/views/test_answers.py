@@ -123,6 +123,11 @@ PRICED = "fit bert-tiny --gpu t4,a10g --seq 64 --precision autocast-fp16 --check
         ("estimate bert-tiny --gpu t4 --precision fp16", "fp16 (weights and optimizer too)"),
         (f"{PRICED} --price t4=1,a10g=1 --sequences 9999", "bert-tiny: BertModel, batch 4,096, seq 64, autocast-fp16"),
         (f"{PRICED} --price t4=1,a10g=1 --sequences 9999", "; no time is known of a10g."),
+        (
+            "fit bert-tiny --gpu t4,l4 --seq 512 --precision autocast-fp16 --checkpointing none --price t4=1,l4=1 "
+            "--sequences 99999",
+            "Cheapest epoch: probably l4",
+        ),
     ],
 )
 def test_an_answer_says_what_its_number_depends_on(cli, words, said):
