@@ -57,9 +57,9 @@ class ModelRequest:
         self.gpu = gpu_for(self.limit, self.calibration)
         self.prices = read_prices(self.limit.price) if self.limit.price else Prices({})
         named = request.values()["gpu"].values if request.has("gpu") else ()
-        asked = {find_gpu(name).name for name in named if name} | ({self.gpu.name} if self.gpu else set())
-        if self.limit.price and not asked & self.prices.hours.keys():
-            shown = f"{', '.join(sorted(self.prices.hours))}, and not {', '.join(sorted(asked)) or 'a GPU in use'}"
+        used = {find_gpu(name).name for name in named if name} | ({self.gpu.name} if self.gpu else set())
+        if self.limit.price and not used & self.prices.hours.keys():
+            shown = f"{', '.join(sorted(self.prices.hours))}, and not {', '.join(sorted(used)) or 'a GPU in use'}"
             raise request.error(f"{{price}} is the price of {shown}; give that too, or leave {{price}} out", "price")
 
     @classmethod

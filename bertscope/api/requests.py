@@ -159,10 +159,12 @@ def with_own_sizes(run_config: RunConfig, source: ModelSource, inputs: Any = Non
 
     The length is the second size of a tensor of tokens, and else 1.
     """
+    texts = run_config.input if source.has_own_dtypes else ()
+    if inputs is None and not texts:
+        return run_config
     from bertscope import torch_access
     from bertscope.tracing.inputs import described_inputs
 
-    texts = run_config.input if source.has_own_dtypes else ()
     if inputs is None:
         inputs = described_inputs(texts, run_config.batch, run_config.seq)
     leaves = (item for item in torch_access.tree_leaves(inputs) if isinstance(item, torch_access.torch.Tensor))
@@ -255,15 +257,13 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any]) -> Reques
         if name in keywords:
             raise SelectionError(f"{question} does not depend on {name}; leave it out")
     request = request.over(read_settings(keywords, compared=request.compared, records=request.records, permit=True))
+    if plan is not None or file is not None:
+        from bertscope.sources import training_files
     if plan is not None:
-        from bertscope.sources.training_files import read_plan
-
-        request = request.with_plan(read_plan(plan) if isinstance(plan, str | os.PathLike) else plan)
+        request = request.with_plan(training_files.read_plan(plan) if isinstance(plan, str | os.PathLike) else plan)
     if file is not None:
-        from bertscope.sources.training_files import read_training_file
-
         is_file = isinstance(file, str | os.PathLike) or hasattr(file, "to_json_string")
-        request = request.with_file(read_training_file(file) if is_file else file)
+        request = request.with_file(training_files.read_training_file(file) if is_file else file)
     return request
 
 

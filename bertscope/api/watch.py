@@ -95,8 +95,8 @@ class watch:
     ) -> None:  # fmt: skip
         while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer  # of accelerate and others around it
-        given = {name: value for name, value in settings.items() if name != "training_file"}  # which may say anything
-        module_records(request_of("estimate", model, given), model)
+        keywords = {name: value for name, value in settings.items() if name != "training_file"}
+        module_records(request_of("estimate", model, keywords), model)
         steps = rows(Measurement)["steps"].read(steps)
         self.model, self.optimizer, self.timed, self.save, self.show = model, optimizer, steps, save, show
         self.settings, self.inputs = settings, None

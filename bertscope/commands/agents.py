@@ -60,8 +60,8 @@ def schema(tool: str) -> dict[str, Any]:
 def answer(tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
     """Return a tool's text, and whether it is an error."""
     try:
-        given = {name: value for name, value in arguments.items() if name != "json" and value is not None}
-        report = _report(tool, given)
+        keywords = {name: value for name, value in arguments.items() if name != "json" and value is not None}
+        report = _report(tool, keywords)
         return report.to_json() if arguments.get("json") is True else str(report), False
     except Exception as error:
         known = told(error)

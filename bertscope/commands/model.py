@@ -247,13 +247,13 @@ def _refuse(options: Mapping[str, Any], why: str) -> None:
 
 
 def _diff_revisions(call: CommandLine) -> int:
-    from bertscope.commands.revision import in_file, revision  # git's, which other commands need not
+    from bertscope.commands import revision  # git's, which other commands need not
 
-    with revision(call.base) as at_revision:
+    with revision.revision(call.base) as at_revision:
         before = replace(call.found(at_revision(call.a)), name=f"{call.a} at {call.base}")
         if is_code(call.a):
             note(f"runs your code at {call.base} too")
-        after = replace(call.source(in_file(call.a)), name=call.a)
+        after = replace(call.source(revision.in_file(call.a)), name=call.a)
         report = bertscope.diff(before, after, batch=call.batch, seq=call.seq)
     call.show(report)
     return 1 if call.exit_code and not report.is_empty else 0

@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from bertscope.errors import SelectionError, SourceError, name_of
+from bertscope.model.attention import say_once
 from bertscope.model.save_policy import save_operators
 from bertscope.settings.checkpointing import FULL, SELECTIVE, Checkpointing
 from bertscope.torch_access import DispatchMode, nn, on_device, storage_key, torch, tree_leaves
@@ -123,8 +124,8 @@ MAX_REAL_BYTES = 4 * 2**30  # of the tensors with values that exist at one time 
 _ON_META = "_bertscope_on_meta"  # of a parameter with values: the one on meta that replaces it
 
 
-def built_on(device: str, make: Callable[[], Any], name: str) -> tuple[Any, str]:
-    """Return what `make` builds on the device, and a note if it was built on meta only in part, else "".
+def built_on(device: str, make: Callable[[], Any], name: str) -> Any:
+    """Return what `make` builds on the device; warn once if it was built on meta only in part.
 
     For meta, a constructor that fails there, such as one that calls `.item()` for its drop-path rates, runs again with
     only its parameters on meta, and then with all tensors on the CPU; afterwards all tensors move to meta. Raises
@@ -132,7 +133,7 @@ def built_on(device: str, make: Callable[[], Any], name: str) -> tuple[Any, str]
     """
     try:
         with on_device(device):
-            return make(), ""
+            return make()
     except (RuntimeError, TypeError):  # of torch, for tensors without values
         if device != "meta":
             raise
@@ -145,8 +146,8 @@ def built_on(device: str, make: Callable[[], Any], name: str) -> tuple[Any, str]
         with torch.device("cpu"), at_most_real_bytes(limit):
             built = make()
         how = f"all its tensors on the CPU, at most {bytes_text(MAX_REAL_BYTES)}"
-    built = copied(built, "meta") if isinstance(built, nn.Module) else built
-    return built, f"{name}: its constructor reads values, so it was built with {how}"
+    say_once(f"{name}: its constructor reads values, so it was built with {how}")
+    return copied(built, "meta") if isinstance(built, nn.Module) else built
 
 
 @contextmanager

@@ -405,7 +405,7 @@ def _check_tensors(source: ModelSource, location: _Place) -> None:
     It does without any tensor of the model, and with another shape of one. Its further tensors may belong to a head.
     """
     from bertscope.checkpoints.reading import read_checkpoint
-    from bertscope.model.bert import modern_name, own_name
+    from bertscope.model import bert
 
     try:
         stored = read_checkpoint(location.path)
@@ -415,10 +415,10 @@ def _check_tensors(source: ModelSource, location: _Place) -> None:
         return
     built = built_for_counting(source)
     state, base = built.state_dict(), str(getattr(built, "base_model_prefix", "bert"))
-    plain = [(modern_name(tensor.name), tensor) for tensor in stored.tensors if not tensor.packing]
+    plain = [(bert.modern_name(tensor.name), tensor) for tensor in stored.tensors if not tensor.packing]
     fronts = {".".join(name.split(".")[:parts]) + "." for name, _ in plain[:1] for parts in (1, 2, 3)} | {""}
     pairs: list[Any] = max(
-        ([(state.get(own_name(name.removeprefix(front), state, base)), tensor) for name, tensor in plain]
+        ([(state.get(bert.own_name(name.removeprefix(front), state, base)), tensor) for name, tensor in plain]
          for front in sorted(fronts)),
         key=lambda pairs: sum(expected is not None for expected, _ in pairs),
     )  # fmt: skip

@@ -39,18 +39,18 @@ def read_lengths(
     name = lengths if isinstance(lengths, str | os.PathLike) else "lengths"
     if field and (name is not lengths or str(name).startswith(_NORMAL)):
         raise SelectionError(f"{name_of('field')} selects a field of a file; leave it out for numbers")
-    given = os.fspath(lengths) if isinstance(lengths, str | os.PathLike) else lengths
+    values = os.fspath(lengths) if isinstance(lengths, str | os.PathLike) else lengths
     if tokenizer:  # whose library a file may crash or fill
         from bertscope.processes.child import ask
 
-        question = [given if isinstance(given, str) else list(given), field, tokenizer]
+        question = [values if isinstance(values, str) else list(values), field, tokenizer]
         entry = "bertscope.sources.lengths:answer_parent"
         kind, content, _ = ask(entry, question, lambda: progress(f"counting {os.path.basename(name)}"))
         if kind != "lengths":
             raise SourceError(f"{tokenizer} cannot be read: its reader {content}; check the file")
         counts = dict(content)
     else:
-        counts = _read(given, field, tokenizer)
+        counts = _read(values, field, tokenizer)
     if not counts:
         raise SourceError(f"{name} has no lengths; {_WANTED}")
     return dict(sorted(counts.items()))
@@ -58,12 +58,12 @@ def read_lengths(
 
 def answer_parent() -> None:
     """Be the child that reads lengths: a process with limited memory."""
-    from bertscope.processes.child import limit_child, sender
+    from bertscope.processes import child
 
     question = json.loads(sys.stdin.readline())
-    send = sender()
+    send = child.sender()
     os.environ.setdefault("RAYON_NUM_THREADS", "8")  # of tokenizers: each thread takes address space
-    limit_child()
+    child.limit_child()
     send("lengths", [*_read(*question).items()])
 
 

@@ -151,14 +151,10 @@ class ModelSource(Record):
 
     def _built(self, device: str, make: Callable[[], Any], what: str, remedy: Callable[[], str] = str) -> Any:
         """Return what `make` builds on the device; raises SourceError that begins with `what` for its errors."""
-        from bertscope.model.attention import say_once
         from bertscope.model.modules import built_on
 
         with as_source_error(what, remedy):
-            built, how = built_on(device, make, self.name)
-        if how:
-            say_once(how)
-        return built
+            return built_on(device, make, self.name)
 
     def to_data(self) -> dict[str, Any]:
         """Return the source's arguments as JSON data, from which another process makes the same source.

@@ -210,10 +210,10 @@ _ADAPTERS = "r=...,target=..."
 
 def _lora_of(values: Mapping[str, Any]) -> str:
     """Return the value of --lora that a trainer's keys mean."""
-    given = {name: values[key] for key, name in _LORA_NAMES.items() if values.get(key)}
-    if values.get("lora_target_linear") or given.get("target") == "all":
-        given["target"] = ALL_LINEAR
-    lists = {name: "+".join(map(str, item)) if isinstance(item, list) else item for name, item in given.items()}
+    adapter = {name: values[key] for key, name in _LORA_NAMES.items() if values.get(key)}
+    if values.get("lora_target_linear") or adapter.get("target") == "all":
+        adapter["target"] = ALL_LINEAR
+    lists = {name: "+".join(map(str, item)) if isinstance(item, list) else item for name, item in adapter.items()}
     text = ",".join(f"{name}={str(item).replace(',', '+')}" for name, item in lists.items())
     with suppress(BertscopeError):
         return text if Lora.parse(text) else ""

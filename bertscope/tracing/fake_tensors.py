@@ -217,8 +217,8 @@ def given_optimizer(optimizer: Any, params: Sequence[nn.Parameter]) -> dict[str,
     forms = [forms[value] for forms, value in flags if value in forms]
     implementation = {"optimizer_implementation": forms[0]} if forms and word != CUSTOM else {}
     group, takes = copied.param_groups[0], OPTIMIZERS[word].takes if word != CUSTOM else ()
-    own = {name: float(group[name]) for name in takes if 0 < group.get(name, 0) < 1}
-    return {"optimizer": CodeObject(word, on, label)} | implementation | own
+    hyperparameters = {name: float(group[name]) for name in takes if 0 < group.get(name, 0) < 1}
+    return {"optimizer": CodeObject(word, on, label)} | implementation | hyperparameters
 
 
 def trainable(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:

@@ -141,10 +141,10 @@ _OTHERS = "tensors left out"  # of the file's parts: an optimizer's state
 def _checkpoint_answer(report: CheckpointReport) -> str:
     stored = report.stored
     text = f"{counted(_params(report), 'parameter')} in {counted(stored.tensors, 'tensor')}"
-    if not (others := sum(part.bytes for part in stored.parts if part.what == _OTHERS)):
+    if not (other_bytes := sum(part.bytes for part in stored.parts if part.what == _OTHERS)):
         return f"{text}, {bytes_text(stored.file_bytes)}."
     names = f" ({stored.metadata.get('left out', '')})", 1
-    return line_of(f"{text}, {bytes_text(stored.tensor_bytes)}; {bytes_text(others)} of other tensors", names)
+    return line_of(f"{text}, {bytes_text(stored.tensor_bytes)}; {bytes_text(other_bytes)} of other tensors", names)
 
 
 def _stored_lines(stored: Stored) -> Iterator[tuple[str, str]]:

@@ -127,8 +127,8 @@ def _next(report: Any, name: str, why: str, **changes: Any) -> str:
     """Return the next step; empty on a command line without the input that a module of the user's own needs."""
     python = ""
     if report.subject.implementation is None:
-        given = [f", {key}={value!r}" for key, value in changes.items() if value is not None and key != "shapes"]
-        python = f"bertscope.{name}(model, inputs=inputs{''.join(given)})"
+        keywords = [f", {key}={value!r}" for key, value in changes.items() if value is not None and key != "shapes"]
+        python = f"bertscope.{name}(model, inputs=inputs{''.join(keywords)})"
     command = command_text(name, changes, {}, python)
     return f"{why}\n  {command}" if command else ""
 

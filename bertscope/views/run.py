@@ -61,7 +61,7 @@ def _tip(report: RunReport) -> str:
     code = f"bertscope.run({report.script!r}" + f", args={[*report.arguments]}" * bool(report.arguments)
     if report.failure:
         changes = dict.fromkeys(("gpu", "budget", "margin", "context"))
-        return f"see what the whole script needs\n  {command_text('run', changes, {}, f'{code})')}"
+        return f"see how much the script needs\n  {command_text('run', changes, {}, f'{code})')}"
     if report.budget_bytes is None:
         command = command_text("run", {"gpu": COMMON}, {}, f"{code}, gpu={COMMON!r})")
         return f"see whether it fits on a GPU\n  {command}"
