@@ -172,8 +172,8 @@ def flops(
         raise SelectionError(f"FLOPs depend on mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
     batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))
     report = work.flops_model(work.FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), batches, seqs)
-    own = requests.with_own_sizes(runs[0], source)
-    if own == runs[0]:
+    sized = requests.with_own_sizes(runs[0], source)
+    if sized == runs[0]:
         return report
-    sweep = tuple(replace(point, batch=own.batch, seq=own.seq) for point in report.sweep)
-    return replace(report, batch=own.batch, seq=own.seq if own.seq > 1 else None, sweep=sweep)
+    sweep = tuple(replace(point, batch=sized.batch, seq=sized.seq) for point in report.sweep)
+    return replace(report, batch=sized.batch, seq=sized.seq if sized.seq > 1 else None, sweep=sweep)

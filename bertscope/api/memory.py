@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from bertscope.api.requests import public_function
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, gpu_of
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, name_of, suggestion
-from bertscope.gpus import Gpu, find_device, find_gpu, half_precision, may_have_cuda
+from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
 from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.fit import fewest_report, fit_report
 from bertscope.memory.simulator import Simulator
@@ -23,7 +22,7 @@ from bertscope.progress import expect
 from bertscope.reports.base import PYTHON_ONLY, Note
 from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, StepReport, TrainingFile, TrainingKey
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
-from bertscope.settings.request import Request, Source, read_settings
+from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, STORED, Limit, RunConfig
 from bertscope.settings.training import LEANER
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 
 Report = TypeVar("Report", bound=StepReport[Any])
-_MOST_INDEX = 1024  # of a GPU; a larger number is its bytes
 
 
 class ModelRequest:
@@ -139,14 +137,8 @@ def calibration_for(limit: Limit, run_config: RunConfig) -> Calibration | None:
         return None
     if limit.gpu is not None:
         return calibration_of(find_gpu(limit.gpu))
-    here = _gpu_here()
+    here = requests.gpu_here()
     return calibration_here(*here) if here else None
-
-
-def _gpu_here(*index: int) -> tuple[str, int] | None:
-    from bertscope.measure.profile_job import this_gpu
-
-    return this_gpu(*index)
 
 
 def gpu_for(limit: Limit, calibration: Calibration | None) -> Gpu | None:
@@ -228,24 +220,10 @@ def _estimated(request: Request, source: ModelSource) -> MemoryReport:
     run_config = requests.with_own_sizes(report.run, source, getattr(source, "inputs", None))
     report = work.finished(replace(report, inputs_given=inputs_given, run=run_config), report.variants)
     repeated = replace(request, subject=source, wants=None)
-    vars(report)["elsewhere"] = lambda gpu: _estimated(repeated.over(_limit_on(gpu)), source)
+    vars(report)["elsewhere"] = lambda gpu: _estimated(repeated.over(requests.limit_on(gpu)), source)
     if "snapshot" not in (request.wants or ()):
         return request.answer(report)
     return request.answer(report, snapshot=snapshot(simulator.trace(for_gpu(work.runs[-1], work.gpu))))
-
-
-def _limit_on(gpu: str | int) -> Source:
-    """Return the limit of a GPU: its name, the index of one here, or its memory in bytes or as text such as 16GiB."""
-    limit: dict[str, Any] = {"gpu": gpu, "device": CUDA}
-    if isinstance(gpu, int) and gpu < _MOST_INDEX:
-        here = _gpu_here(gpu)
-        if here is None:
-            raise SelectionError(f"torch finds no CUDA device {gpu} here; give a name such as t4, or the bytes")
-        known = find_device(*here)
-        limit |= {"gpu": known.name} if known else {"gpu": None, "budget": here[1]}
-    elif isinstance(gpu, int) or re.fullmatch(r"[0-9.]+ ?[KMGT]?i?B", gpu):
-        limit = {"budget": gpu}
-    return read_settings({name: value for name, value in limit.items() if value is not None})
 
 
 def training_script(model: Model | Request, *, name: str | None = None, **settings: Unpack[RunSettings]) -> str:

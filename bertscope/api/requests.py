@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from bertscope.config import POSITIONS
 from bertscope.errors import ConfigError, SelectionError
-from bertscope.settings.request import Request, read_settings
+from bertscope.gpus import find_device
+from bertscope.settings.request import Request, Source, read_settings
 from bertscope.settings.rows import CodeObject, rows
-from bertscope.settings.run_config import AUTOCAST, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CUDA, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
 from bertscope.settings.training import MODEL
 from bertscope.sources.find import Model, source_of
 from bertscope.sources.model_source import ModelSource, built_for_counting
@@ -172,9 +173,9 @@ def with_own_sizes(run_config: RunConfig, source: ModelSource, inputs: Any = Non
     if first is None:
         return run_config
     is_tokens = first.ndim > 1 and not first.is_floating_point()
-    own = {"batch": first.shape[0], "seq": first.shape[1] if is_tokens else 1}
+    sizes = {"batch": first.shape[0], "seq": first.shape[1] if is_tokens else 1}
     letters = {letter for text in texts for letter in re.split("[=x:]", text)}
-    return run_config.changed(**{name: own[name] for name, letter in (("batch", "B"), ("seq", "S"))
+    return run_config.changed(**{name: sizes[name] for name, letter in (("batch", "B"), ("seq", "S"))
                                  if letter not in letters})  # fmt: skip
 
 
@@ -265,6 +266,27 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any]) -> Reques
         is_file = isinstance(file, str | os.PathLike) or hasattr(file, "to_json_string")
         request = request.with_file(training_files.read_training_file(file) if is_file else file)
     return request
+
+
+def gpu_here(*index: int) -> tuple[str, int] | None:
+    """Return the name and the bytes of the GPU in use, or with this index; None without one."""
+    from bertscope.measure.profile_job import this_gpu
+
+    return this_gpu(*index)
+
+
+def limit_on(gpu: str | int) -> Source:
+    """Return the limit of a GPU: its name, the index of one here, or its memory in bytes or as text such as 16GiB."""
+    limit: dict[str, Any] = {"gpu": gpu, "device": CUDA}
+    if isinstance(gpu, int) and gpu < 1024:  # a larger number is its bytes
+        here = gpu_here(gpu)
+        if here is None:
+            raise SelectionError(f"torch finds no CUDA device {gpu} here; give a name such as t4, or the bytes")
+        known = find_device(*here)
+        limit |= {"gpu": known.name} if known else {"gpu": None, "budget": here[1]}
+    elif isinstance(gpu, int) or re.fullmatch(r"[0-9.]+ ?[KMGT]?i?B", gpu):
+        limit = {"budget": gpu}
+    return read_settings({name: value for name, value in limit.items() if value is not None})
 
 
 def resolved(request: Request, source: ModelSource | None = None, **defaults: Any) -> list[tuple[Any, ...]]:

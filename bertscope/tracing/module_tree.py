@@ -208,8 +208,9 @@ class _Reader:
             address, home = _join(path, name), self.homes[id(tensor)]
             is_first = first_names.setdefault(id(tensor), name) == name
             unknown = nn.parameter.is_lazy(tensor)
-            shape = tuple(module.shape if isinstance(module, QuantizedLinear) and name == "weight" else tensor.shape)
-            is_packed = shape != tensor.shape
+            is_quantized = isinstance(module, QuantizedLinear) and name == "weight"
+            shape = () if unknown else tuple(module.shape if is_quantized else tensor.shape)
+            is_packed = not unknown and shape != tensor.shape
             yield Held(
                 path=address,
                 shape=None if unknown else shape,

@@ -328,7 +328,7 @@ def test_update_leaves_a_file_with_an_error_alone(cli, project):
         ((), "--update takes FILES"),
         (("own.bertscope.yaml", "-a", "BertModel"), "leave --architecture out"),
         (("bert-tiny",), "--update rewrites YAML files, and 'bert-tiny' is none"),
-        (("--write", "own.bertscope.yaml"), "--write takes one FILE"),
+        (("--write", "own.bertscope.yaml"), "--write has no effect with --update"),
     ],
 )
 def test_update_writes_only_files_that_are_named(cli, project, words, message):
