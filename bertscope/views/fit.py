@@ -249,7 +249,7 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
         costs = [f"{name}, {step.money_text(time)}" for time, name in known]
         first_cost, *others = [time for time, _ in known if time]
         likely = "probably " * any((one.epoch_cost_low or 0) < (first_cost.epoch_cost_high or 0) for one in others)
-        unknown = [name for row, name in cheapest if not isfinite(row.epoch_cost)]
+        unknown = [name for row, name in cheapest if row.cost.time is None]
         more = f"; no time is known of {listed(unknown, most=3)}" if unknown else ""
         rest = ((f"; {text}", -n) for n, text in enumerate(costs[1:], 1))
         return step.line_of(f"Cheapest epoch: {likely}{costs[0]}", *rest, more)
