@@ -25,6 +25,7 @@ from bertscope.files import check_writable, write_file
 from bertscope.progress import listening
 from bertscope.reports.base import UNCOUNTED
 from bertscope.settings.generate import option_words
+from bertscope.settings.request import Request, Source, in_words, read_settings, unknown_setting
 from bertscope.settings.rows import CodeName, Row, SettingError, no_effect
 from bertscope.settings.run_config import QUESTIONS, SETTINGS, STORED
 from bertscope.sources.adapters import ADAPTER_CONFIG
@@ -35,8 +36,6 @@ from bertscope.views.console import Target, asked_by, message, progress_bar, std
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from bertscope.settings.request import Request, Source
 
 MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50 KiB
 HEADED = ("estimate", "profile", "fit", "flops", "report")  # commands in which a project may choose the class of a BERT
@@ -254,17 +253,11 @@ def _named(name: str, table: Mapping[str, Row]) -> Row:
 
 def _request(command: Command, options: Mapping[str, Any], defaults: Project | None) -> Request:
     """Return what options, --from and pyproject.toml ask for; print which project settings are used."""
-    from bertscope.settings import request as requests
-
     question, names = QUESTIONS[command.name], command.settings
     settings = {name: options[name] for name in names if options[name] is not None}
     if options.get("no_calibration"):
         settings["calibration"] = False
-    sources = [
-        requests.read_settings(
-            settings, compared=question.compared, is_text=True, records=question.records, permit=True
-        )
-    ]
+    sources = [read_settings(settings, compared=question.compared, is_text=True, records=question.records, permit=True)]
     file = options.get("training_file")
     if file is not None:
         from bertscope.sources.training_files import read_training_file
@@ -273,9 +266,7 @@ def _request(command: Command, options: Mapping[str, Any], defaults: Project | N
     if defaults:
         sources += [{name: value for name, value in defaults.source.items()
                      if name in names and (name in question.compared or len(value.values) == 1)}]  # fmt: skip
-    request = requests.Request(
-        question=command.name, sources=tuple(sources), training_file=file, plan=options.get("plan")
-    )
+    request = Request(question=command.name, sources=tuple(sources), training_file=file, plan=options.get("plan"))
     if defaults and sources[1]:
         values = (request if file is None else request.with_file(file)).values()
         defaults.note_used([name for name, value in sources[1].items() if values.get(name) == value])
@@ -297,7 +288,6 @@ class Project(NamedTuple):
 
     def note_used(self, names: Collection[str]) -> None:
         """Print which keys of the table a command uses, with their values."""
-        from bertscope.settings.request import in_words
 
         if used := {name: self.table[name] for name in names if name in self.table}:
             text = f"{one_line(str(self.path), limit=200)} sets {one_line(in_words(used))}"
@@ -334,8 +324,6 @@ def _read(path: Path) -> Project | None:
         raise SourceError(f"has more than {MAX_BYTES:,} bytes; remove [tool.bertscope] from it", where=str(path))
     import tomllib
 
-    from bertscope.settings import request
-
     try:
         table = tomllib.loads(content.decode()).get("tool", {}).get("bertscope", {})
     except (ValueError, RecursionError, AttributeError) as error:
@@ -351,7 +339,7 @@ def _read(path: Path) -> Project | None:
         raise wrong("lang is no setting: reports are in English; remove it, and use 'bertscope explain --lang zh'")
     for key, value in table.items():
         if key not in known and key not in SETTINGS:
-            raise wrong(request.unknown_setting(key, [*known, *SETTINGS]))
+            raise wrong(unknown_setting(key, [*known, *SETTINGS]))
         items = value if key == "check" else [value]
         if key in known and (not isinstance(items, list) or not all(isinstance(word, str) and word for word in items)):
             rule = "a list of files" if key == "check" else "a text"
@@ -360,7 +348,7 @@ def _read(path: Path) -> Project | None:
         raise wrong(f"architecture: {unknown_architecture(table['architecture']).message}")
     settings = {key: value for key, value in table.items() if key in SETTINGS}
     where = f"{path}: [tool.bertscope]"
-    return Project(path, table, request.read_settings(settings, compared=_COMPARED, where=where, is_default=True))
+    return Project(path, table, read_settings(settings, compared=_COMPARED, where=where, is_default=True))
 
 
 # ---- output: as text in the chosen format, to stdout or to a file, whole or not at all ----

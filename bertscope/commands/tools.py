@@ -42,10 +42,7 @@ def check(call: CommandLine) -> int:
         _collect_after_torch()
     changes: dict[Path, dict[str, Any]] | None = {} if call.update else None
     report = bertscope.check(names, architecture=call.architecture, allow_code=call.allow_code, changes=changes)
-    for finding in report.having("error"):
-        if call.presets and finding.model.endswith(".json"):  # the installed transformers does not build it
-            note(f"{finding.path} is not checked: {finding.message}")
-            report = replace(report, findings=tuple(item for item in report.findings if item is not finding))
+    report = _of_known_families(report) if call.presets else report
     paths = list(dict.fromkeys(finding.path for finding in report.findings if finding.key))
     if paths and any(map(os.path.isdir, names)):
         more = f" and {len(paths) - _SHOWN:,} more" if len(paths) > _SHOWN else ""
@@ -63,6 +60,14 @@ def check(call: CommandLine) -> int:
     if report.having("error"):
         return 2
     return 1 if not call.update and report.having("failed") else 0
+
+
+def _of_known_families(report: CheckReport) -> CheckReport:
+    """Return the report without presets that the installed transformers does not build, and name these."""
+    unknown = [finding for finding in report.having("error") if finding.model.endswith(".json")]
+    for finding in unknown:
+        note(f"{finding.path} is not checked: {finding.message}")
+    return replace(report, findings=tuple(item for item in report.findings if item not in unknown))
 
 
 def _tell_github(report: CheckReport) -> None:

@@ -204,9 +204,8 @@ class Row(Record):
             pass
         near = near_word(value, self.choices) if isinstance(value, str) and not self.convert else ""
         if near:
-            older = ", or 'autocast-fp16' on a GPU older than Ampere" * (
-                near == "autocast-bf16" and "bf16" not in value
-            )
+            is_any = near == "autocast-bf16" and "bf" not in value
+            older = ", or 'autocast-fp16' on a GPU older than Ampere" * is_any
             raise SettingError(f"{self.form} has no value {quoted(value)}; did you mean {near!r}{older}?", [self.name])
         raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}", [self.name])
 

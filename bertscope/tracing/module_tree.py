@@ -208,8 +208,9 @@ class _Reader:
             address, home = _join(path, name), self.homes[id(tensor)]
             is_first = first_names.setdefault(id(tensor), name) == name
             unknown = nn.parameter.is_lazy(tensor)
-            is_quantized = isinstance(module, QuantizedLinear) and name == "weight"
-            shape = () if unknown else tuple(module.shape if is_quantized else tensor.shape)
+            shape: tuple[int, ...] = () if unknown else tuple(tensor.shape)
+            if isinstance(module, QuantizedLinear) and name == "weight":
+                shape = tuple(module.shape)
             is_packed = not unknown and shape != tensor.shape
             yield Held(
                 path=address,
