@@ -247,8 +247,8 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
     if isfinite(cheapest[0][0].epoch_cost):
         known = [(row.cost.time, name) for row, name in cheapest if isfinite(row.epoch_cost)]
         costs = [f"{name}, {step.money_text(time)}" for time, name in known]
-        first_cost, *others = [time for time, _ in known if time]
-        likely = "probably " * any((one.epoch_cost_low or 0) < (first_cost.epoch_cost_high or 0) for one in others)
+        first_cost, *later = [time for time, _ in known if time]
+        likely = "probably " * any((one.epoch_cost_low or 0) < (first_cost.epoch_cost_high or 0) for one in later)
         unknown = [name for row, name in cheapest if row.cost.time is None]
         more = f"; no time is known of {listed(unknown, most=3)}" if unknown else ""
         rest = ((f"; {text}", -n) for n, text in enumerate(costs[1:], 1))
@@ -276,10 +276,12 @@ def _settings(report: FitReport) -> str:
 
 def _compared_settings(reports: Sequence[FitReport]) -> str:
     first = reports[0]
-    row, ways = _answering_row(first), {_answering_row(report).precision for report in reports}
+    row, precisions = _answering_row(first), {_answering_row(report).precision for report in reports}
     batch = f"batch {count_text(first.asked_batch)}" if first.asked_batch else ""
     facts = [batch, *([] if first.length_given else [f"seq {count_text(row.seq)}"])]
-    return step.settings_line(first, *facts, *(step.precision_text(first.run, way) for way in ways if len(ways) == 1))
+    return step.settings_line(
+        first, *facts, *(step.precision_text(first.run, name) for name in precisions if len(precisions) == 1)
+    )
 
 
 def _compared_tip(reports: Sequence[FitReport]) -> str:
