@@ -54,7 +54,7 @@ class ModelRequest:
         self.calibration = calibration_for(self.limit, self.run)
         self.gpu = gpu_for(self.limit, self.calibration)
         self.prices = read_prices(self.limit.price) if self.limit.price else Prices({})
-        named = request.values()["gpu"].values if request.has("gpu") else ()
+        named = request.values()["gpu"].values if "gpu" in request.values() else ()
         used = {find_gpu(name).name for name in named if name} | ({self.gpu.name} if self.gpu else set())
         if self.limit.price and not used & self.prices.hours.keys():
             shown = f"{', '.join(sorted(self.prices.hours))}, and not {', '.join(sorted(used)) or 'a GPU in use'}"

@@ -38,8 +38,7 @@ def check(call: CommandLine) -> int:
         _record(call)
         return 0
     names = _names(call)
-    if not all(map(os.path.isdir, files_to_check(names))):  # else nothing can be counted
-        _collect_after_torch()
+    _collect_after_torch(names)
     changes: dict[Path, dict[str, Any]] | None = {} if call.update else None
     report = bertscope.check(names, architecture=call.architecture, allow_code=call.allow_code, changes=changes)
     report = _of_known_families(report) if call.presets else report
@@ -120,8 +119,10 @@ def _updated(report: CheckReport) -> str:
     return "\n".join([*lines, count or f"Nothing to update: all {len(report.findings)} expectations pass."]) + "\n"
 
 
-def _collect_after_torch() -> None:
+def _collect_after_torch(names: list[str]) -> None:
     """Import torch, then enable garbage collection except for its objects: runs leave cycles behind."""
+    if all(map(os.path.isdir, files_to_check(names))):
+        return  # nothing can be counted
     from bertscope.analyses import params  # noqa: F401
 
     gc.freeze()

@@ -203,6 +203,8 @@ class BertModel(BertPreTrainedModel):
         config = self.config
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
+        if input_ids is not None and input_ids.dim() != 2:
+            raise ValueError(f"input_ids must be (batch, sequence); its shape is {tuple(input_ids.shape)}")
         past = past_key_values[0][0].shape[2] if past_key_values else 0
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         hidden = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, past)
@@ -233,6 +235,8 @@ class BertModel(BertPreTrainedModel):
     ) -> tuple[Any, ...]:  # fmt: skip
         """Return the masks of self-attention and of cross-attention, and what has to live as long as they do."""
         length, is_decoder = hidden.shape[1], self.config.is_decoder
+        if mask is not None and mask.shape[-1] != past + length:
+            raise ValueError(f"attention_mask has shape {tuple(mask.shape)} and the keys are {past + length} long")
         if not self.uses_transformers_masks:
             self_mask = self_attention_mask(mask, length, past, is_decoder, is_fused, hidden)
             if is_decoder and encoder_mask is not None:
