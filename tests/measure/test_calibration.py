@@ -160,7 +160,7 @@ def test_a_named_file_is_used_instead_of_those_in_the_user_folder(cli, stored, t
         (("--calibration", "missing.json", "--gpu", "h200"), "missing.json"),
         (("--calibration", "card.json", "--gpu", "t4"), "card.json is a calibration of h200, not of t4; give that GPU"),
         (("--calibration", "card.json", "--device", "cpu"), "card.json is a calibration of a GPU"),
-        (("--calibration", "card.json", "--no-calibration"), "--no-calibration uses none; give one"),
+        (("--calibration", "card.json", "--no-calibration"), "--no-calibration has no effect with --calibration"),
         (("--calibration", "presets.json", "--gpu", "h200"), "presets.json is no calibration, which is what"),
         (("--calibration", "notes.json", "--gpu", "h200"), "notes.json is no calibration, which is what"),
         (("--calibration", "/dev/zero", "--gpu", "h200"), "/dev/zero is no calibration, which is what"),

@@ -87,7 +87,7 @@ class Own(torch.nn.Module):
                 os.kill(os.getpid(), signal.SIGKILL)
             Path("pid").write_text(str(os.getpid()))
             time.sleep(1000)
-        else:
+        elif os.environ.get("RANK") == "0":  # and not the child that estimates
             Path("first").write_text(str(os.getpid()))
         return self.linear(x)
 """
