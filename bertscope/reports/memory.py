@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import field, replace
 from importlib import import_module
 from typing import Any
 
 from bertscope.errors import SelectionError, SourceError
 from bertscope.frozen import Record
 from bertscope.gpus import Gpu
-from bertscope.reports.base import SCHEMA, Note, Row, Subject, TableReport
+from bertscope.reports.base import SCHEMA, Note, Row, Subject, TableReport, as_data
 from bertscope.reports.step import NO, UNCERTAIN, YES, CostRow, Parts, PhasePeak, RunHistory, StepCost
 from bertscope.settings.run_config import RunConfig
 
@@ -437,7 +437,7 @@ class SweepRow(Record):
 
     def to_line(self) -> str:
         """Return the row as one line of JSON, with `schema` in front, without the line break."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))
+        return json.dumps({"schema": SCHEMA, **as_data(self)}, separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str | bytes) -> SweepRow:

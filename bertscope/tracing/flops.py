@@ -6,7 +6,7 @@ Otherwise (frozen parameters, a strategy that chooses layers) all run.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from operator import methodcaller
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, name_of
-from bertscope.reports.base import to_json
+from bertscope.reports.base import as_data, to_json
 from bertscope.reports.json import from_json, not_negative
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
 from bertscope.reports.modules import (
@@ -433,7 +433,7 @@ def _read(text: Any) -> FlopsReport:
     report = from_json(str(text))
     if not isinstance(report, FlopsReport):
         raise ValueError("another report")
-    not_negative(asdict(report))
+    not_negative(as_data(report))
     return report
 
 
