@@ -38,12 +38,6 @@ def test_the_printed_model_is_the_documents(cli, arguments, golden):
     assert printed == expected if golden == "print-bert-base-cased.txt" else printed.startswith(expected)
 
 
-def test_a_print_that_differs_from_older_torch_says_so_on_stderr(cli):
-    result = cli("tree", "bert-tiny", "--style", "torch")
-    assert ("bias=True'" in result.err) == ("elementwise_affine=True, bias=True)" in result.out)
-    assert cli("tree", "bert-tiny", "--style", "torch", "--format", "json").err == result.err
-
-
 def test_every_field_of_the_documents_config_has_its_name_and_default():
     config = bertscope.load("bert-base-cased").config
     document = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,7 +95,9 @@ def test_the_backward_pass_of_a_card_which_another_thread_runs_is_read_in_its_ow
     second = sorted((event for event in own if event.start_time_ns > restart), key=lambda event: event.start_time_ns)
     sizes = [event.extra_fields.alloc_size for event in second]
     trace = reader.log.trace("cuda")
-    assert [event.size_bytes for event in trace.events] == sizes
+    read = [event.size_bytes for event in trace.events]
+    assert sorted(read) == sorted(sizes)  # frees at one place come in the order of their allocations
+    assert max(accumulate(read)) == max(accumulate(sizes))
     assert {event.phase for event in trace.events} == {"forward", "backward", "optimizer"}
     made = [
         event.path or event.operator for event in trace.events if event.phase == "backward" and event.size_bytes > 0
