@@ -259,7 +259,7 @@ def installed(script_run: ScriptRun, kind: type[FakeGpu] = FakeGpu) -> Iterator[
                 seed(script_run.seed)
                 put(module, **{name: partial(_seeded, seed, script_run.seed)})
         put(threading.Thread, start=start)
-        if os.environ.get(_DEBUG, "0") in ("", "0"):  # it prints a traceback of its own before the script's error
+        if os.environ.get(_DEBUG, "0") in ("", "0"):  # else its log comes before the script's error
             put(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True)
         device.on_unknown = lambda what: here.assumed.setdefault(
             f"{short_line(recorder.line(), script_run.folder)} ({what})"

@@ -90,7 +90,7 @@ class QuantizedLinear(nn.Linear):
         weight: Any = layer.weight
         shape = weight.shape if isinstance(layer, nn.Linear) else weight.T.shape  # of a Conv1D in transformers
         (self.out_features, self.in_features), numel, device = shape, weight.numel(), weight.device
-        self.shape = tuple(shape)  # of the weight that the numbers stand for
+        self.shape = tuple(shape)  # of the unpacked weight
         self.is_8bit, self.on_cuda, self.computes_in = how.is_8bit, on_cuda, computes_in
         self.loaded = getattr(torch, how.loaded) if how.loaded else None
         packed = shape if how.is_8bit else ((numel + 1) // 2, 1)

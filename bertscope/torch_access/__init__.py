@@ -88,7 +88,7 @@ def _unless_on_meta(owner: Any, name: str) -> tuple[Any, str, Any, Any]:
 
 
 # Initial values of tensors on meta take half of a build, and `normal_` imports torch._dynamo there (1.4 s). The modules
-# are those of a BERT, which has them by the hundred.
+# are what a BERT has by the hundred.
 _FILLING = [_unless_on_meta(kind, "reset_parameters") for kind in (nn.Linear, nn.LayerNorm, nn.Embedding)]
 _FILLING += [_unless_on_meta(torch.Tensor, name) for name in ("uniform_", "normal_", "fill_", "zero_")]
 

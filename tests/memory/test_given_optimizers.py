@@ -343,5 +343,5 @@ def test_trainingarguments_are_taken_as_an_object(tmp_path):
     assert given.variants == bertscope.estimate("bert-tiny", training_file=tmp_path / "args.json").variants
     assert given.run.batch == 4
     module = bertscope.estimate(classifier(), labelled(None), training_file=arguments)
-    assert (module.run.optimizer, module.run.accumulate, module.run.batch) == ("sgd", 2, 8)  # of its own inputs
+    assert (module.run.optimizer, module.run.accumulate, module.run.batch) == ("sgd", 2, 8)  # rows of its inputs
     assert bertscope.read_training_file(arguments).fields["accumulate"] == 2

@@ -1,6 +1,6 @@
 """python qlora.py SETTINGS: a real QLoRA loop with bitsandbytes and peft on the CPU; prints its peak in bytes.
 
-The model is that of tests/memory/test_quantized.py; SETTINGS are those of `estimate`, as JSON.
+The model is built as in tests/memory/test_quantized.py; SETTINGS are keywords of `estimate`, as JSON.
 """
 
 import json
