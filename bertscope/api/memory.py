@@ -54,11 +54,15 @@ class ModelRequest:
         self.calibration = calibration_for(self.limit, self.run)
         self.gpu = gpu_for(self.limit, self.calibration)
         self.prices = read_prices(self.limit.price) if self.limit.price else Prices({})
-        named = request.values()["gpu"].values if "gpu" in request.values() else ()
-        used = {find_gpu(name).name for name in named if name} | ({self.gpu.name} if self.gpu else set())
-        if self.limit.price and not used & self.prices.hours.keys():
-            shown = f"{', '.join(sorted(self.prices.hours))}, and not {', '.join(sorted(used)) or 'a GPU in use'}"
-            raise request.error(f"{{price}} is the price of {shown}; give that too, or leave {{price}} out", "price")
+        if self.limit.price:
+            typed = request.values().get("gpu")
+            names = {find_gpu(name).name for name in (typed.values if typed else ()) if name}
+            names |= {self.gpu.name} if self.gpu else set()
+            if not names & self.prices.hours.keys():
+                shown = f"{', '.join(sorted(self.prices.hours))}, and not {', '.join(sorted(names)) or 'a GPU in use'}"
+                raise request.error(
+                    f"{{price}} is the price of {shown}; give that too, or leave {{price}} out", "price"
+                )
 
     @classmethod
     def of(cls, request: Request, source: ModelSource, **defaults: Any) -> ModelRequest:
@@ -294,7 +298,7 @@ def _profile_module(request: Request, tensors: Any, name: str | None) -> MemoryR
     device = profiler_run.device_of(run_config)
     if tensors is None:
         tensors = real_inputs(module, run_config, device)
-    elif isinstance(tensors, tuple):  # those of `input_size` are on meta
+    elif isinstance(tensors, tuple):  # `input_size` gives meta tensors
         tensors = tuple(item.new_ones(item.shape, device=device) if getattr(item, "is_meta", False) else item
                         for item in tensors)  # fmt: skip
     report = profiler_run.profile(module, tensors, run_config, steps=measurement.steps, name=name)

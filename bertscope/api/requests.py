@@ -6,21 +6,20 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from bertscope.config import POSITIONS
-from bertscope.errors import ConfigError, SelectionError
+from bertscope.errors import SelectionError
 from bertscope.gpus import find_device
 from bertscope.settings.request import Request, Source, read_settings
 from bertscope.settings.rows import CodeObject, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
 from bertscope.settings.training import MODEL
 from bertscope.sources.find import Model, source_of
-from bertscope.sources.model_source import ModelSource, built_for_counting
+from bertscope.sources.model_source import ModelSource, quantized_for_counting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,10 +82,7 @@ def built(model: Model, name: str | None = None, quantize: str = STORED) -> tupl
     if is_module(model) and quantize == STORED:
         return model, name
     source = source_of(model, name=name)
-    counted = built_for_counting(source)
-    with suppress(ConfigError):  # of another method than bitsandbytes, of which the source has a notice
-        source.quantize(counted, quantize)
-    return counted, source.name
+    return quantized_for_counting(source, quantize), source.name
 
 
 def inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
@@ -147,11 +143,11 @@ def batch_of(inputs: Any) -> int:
 
 
 def _size_of(inputs: Any, dimension: int, what: str) -> int:
-    from bertscope import torch_access
+    from bertscope.tracing.log import tensors
 
-    for item in torch_access.tree_leaves(inputs):
-        if isinstance(item, torch_access.torch.Tensor) and item.ndim > dimension:
-            return item.shape[dimension]
+    for item in tensors(inputs):
+        if item.ndim > dimension:
+            return item.shape[dimension]  # type: ignore[no-any-return]
     raise SelectionError(f"the inputs have no tensor whose {what}")
 
 
@@ -163,13 +159,12 @@ def with_own_sizes(run_config: RunConfig, source: ModelSource, inputs: Any = Non
     texts = run_config.input if source.has_own_dtypes else ()
     if inputs is None and not texts:
         return run_config
-    from bertscope import torch_access
     from bertscope.tracing.inputs import described_inputs
+    from bertscope.tracing.log import tensors
 
     if inputs is None:
         inputs = described_inputs(texts, run_config.batch, run_config.seq)
-    leaves = (item for item in torch_access.tree_leaves(inputs) if isinstance(item, torch_access.torch.Tensor))
-    first = next((item for item in leaves if item.ndim), None)
+    first = next((item for item in tensors(inputs) if item.ndim), None)
     if first is None:
         return run_config
     is_tokens = first.ndim > 1 and not first.is_floating_point()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -30,7 +30,7 @@ from bertscope.settings.rows import CodeName, Row, SettingError, no_effect
 from bertscope.settings.run_config import QUESTIONS, SETTINGS, STORED
 from bertscope.sources.adapters import ADAPTER_CONFIG
 from bertscope.sources.find import find
-from bertscope.sources.model_source import ModelSource, built_for_counting
+from bertscope.sources.model_source import ModelSource, quantized_for_counting
 from bertscope.torch_import import load_meta_kernels, without_meta_kernels
 from bertscope.views.console import Target, asked_by, message, progress_bar, stdout_target
 
@@ -77,7 +77,7 @@ def execute(command: Command, options: dict[str, Any]) -> int | None:
 class CommandLine(SimpleNamespace):
     """A parsed command line: an attribute for each option, and what commands do with them."""
 
-    lacks_input = False  # of forward, which cannot be derived, and none is typed
+    own_module: nn.Module | None = None  # built from the user's code, without typed inputs
 
     def __init__(self, command: Command, options: Mapping[str, Any]) -> None:
         file = options.get("training_file")
@@ -132,18 +132,21 @@ class CommandLine(SimpleNamespace):
             load_meta_kernels()
         from bertscope.tracing.module_tree import freeze  # torch is imported from here on
 
-        built = built_for_counting(source)
-        with suppress(ConfigError):  # of another method than bitsandbytes, which the source's notice names
-            source.quantize(built, getattr(self, "quantize", STORED))
+        built = quantized_for_counting(source, getattr(self, "quantize", STORED))
         freeze(built, getattr(self, "freeze", None) or ())
         if source.has_own_dtypes and not getattr(self, "inputs", None):
-            from bertscope.tracing.inputs import inputs_for
-
-            try:
-                inputs_for(built, 1, 8)
-            except BertscopeError:
-                self.lacks_input = True  # which a next command would need
+            self.own_module = built
         return source, built
+
+    @cached_property
+    def _lacks_input(self) -> bool:
+        """Return True if inputs cannot be derived from the user's module, so that a next command would need them."""
+        from bertscope.tracing.inputs import inputs_for
+
+        with suppress(BertscopeError):
+            inputs_for(self.own_module, 1, 8)  # type: ignore[arg-type]
+            return False
+        return True
 
     def traced(self, source: ModelSource, *, is_needed: bool = False) -> dict[str, Any] | None:
         """Return a forward pass's shapes on meta, if they are wanted or needed."""
@@ -189,7 +192,7 @@ class CommandLine(SimpleNamespace):
     def further(self, name: str, changes: Mapping[str, Any]) -> str:
         """Return another command's line with what was typed for this one that it takes too, and with changes."""
         command, line = COMMANDS[name], ["bertscope", name]
-        if self.lacks_input and (name in _RUNNING or changes.get("shapes")):
+        if self.own_module is not None and (name in _RUNNING or changes.get("shapes")) and self._lacks_input:
             return ""
         usual = {key for key, value in self.given.items() if key != "model" and key not in self.command.settings
                  and value == option_row(self.command.name, key).default}  # fmt: skip

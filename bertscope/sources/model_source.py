@@ -14,7 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -271,6 +271,14 @@ class ModelSource(Record):
 
 
 REPEATED = "_bertscope_layers"  # of a list of two equal layers: the number that `module_tree.read` repeats them for
+
+
+def quantized_for_counting(source: ModelSource, quantize: str) -> nn.Module:
+    """Build the model on meta with such weights; as it is where its file has weights of another method."""
+    model = built_for_counting(source)
+    with suppress(ConfigError):  # which the source's notice names
+        source.quantize(model, quantize)
+    return model
 
 
 def built_for_counting(source: ModelSource, *, most: int = MAX_BUILT_LAYERS, attention: str | None = None) -> nn.Module:
