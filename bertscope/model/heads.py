@@ -384,7 +384,7 @@ class BertForQuestionAnswering(WithHead):
             starts, ends = _clamped(start_positions, start), _clamped(end_positions, end)
             beyond = start.shape[1]  # the position that is ignored, as in transformers
             of_start = functional.cross_entropy(start, starts, ignore_index=beyond)
-            of_end = functional.cross_entropy(end, ends, ignore_index=beyond)  # a name: it lives until the end, as there
+            of_end = functional.cross_entropy(end, ends, ignore_index=beyond)  # lives to the end, as there
             loss = (of_start + of_end) / 2
         return self._returned(body, return_dict, outputs.QuestionAnsweringModelOutput, loss, start, end)
 
