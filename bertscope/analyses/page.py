@@ -25,7 +25,7 @@ from bertscope.reports.layer_ranges import collapse, expand, in_order
 from bertscope.reports.page import DiffReport, DiffRow, FieldChange, ModelPart
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.rows import MAX_SIZE
-from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
+from bertscope.settings.run_config import CPU, INFERENCE, TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, torch
 from bertscope.tracing.flops import FlopsRun, flops_model
@@ -158,11 +158,11 @@ def model_part(
     repeated = (node.path for node in forward.nodes if node.copies > 1) if forward else iter(())
     layer = f"{source.layer_path}.0" if source.layers else next(repeated, "")
     simulator = Simulator(source)
+    limited = simulator if memory is None else simulator.limited(run_config, memory, *room)  # of every step here
 
     fit = for_batch = plan = None
     if memory is not None and has_fit:  # the search verifies that layers repeat, for the estimate too
         with stage(f"{source.name}, fit"):
-            limited = simulator.limited(run_config, memory, *room)
             fit, for_batch = (
                 fit_report(limited, variants, batch=size, tries_other_head=False, is_exact=False)
                 for size in (None, batch)
@@ -170,11 +170,10 @@ def model_part(
             plain = [row for row in for_batch.rows if row.checkpointing == NONE]
             if plain and not any(row.fits for row in plain) and run_config.mode == TRAINING:
                 with suppress(BertscopeError):  # a model without layers whose products could be kept
-                    limited = Simulator(source, one_batch=True).limited(run_config, memory, *room)
-                    plan = plan_report(limited, run_config.changed(checkpointing=NONE))
+                    one = Simulator(source, one_batch=True).limited(run_config, memory, *room)
+                    plan = plan_report(one, run_config.changed(checkpointing=NONE))
     with stage(f"{source.name}, memory"):
-        limited = simulator.limited(run_config, memory, *room) if isinstance(memory, Gpu) else simulator
-        report = limited.report(of_first)
+        report = (simulator if run_config.device == CPU else limited).report(of_first)  # no allocator retries on a CPU
     return ModelPart(
         batch=batch,
         seq=seq,

@@ -71,7 +71,12 @@ def report(
     models = []
     for work in works:
         part = pages.model_part(
-            work.source, work.by_precision, gpu or limit.budget, limit.context, limit.margin, has_fit=fit
+            work.source,
+            work.by_precision,
+            gpu or (limit.budget if fit else None),
+            limit.context,
+            limit.margin,
+            has_fit=fit,
         )
         models.append(replace(part, memory=replace(part.memory, training_file=noted(request, work.runs))))
     difference = pages.diff(*sources, batch=run.batch, seq=run.seq) if compare is not None else None

@@ -434,7 +434,6 @@ def configured(entries: Entries, path: Path, name: str | None) -> ModelSource:
     try:
         transformers_models.check_family(members)
         config = BertConfig.from_dict(members)
-        transformers_models.check_complete(members)
     except ConfigError as error:
         raise error.at(f"{path}:{lines.get(error.field, 1)}") from None
     dtype = transformers_models.stored_dtype(members)

@@ -165,7 +165,7 @@ def _keys() -> tuple[frozenset[str], dict[str, str]]:
 
 
 def check_family(members: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a configuration without `model_type` that has a key of another family."""
+    """Raise ConfigError for a configuration without `model_type` that lacks sizes of a BERT or has another's keys."""
     if "model_type" in members:
         return
     classes = members.get("architectures")
@@ -186,14 +186,10 @@ def check_family(members: Mapping[str, Any]) -> None:
         names = ", ".join(map(str, strange[:3])) + " ..." * (len(strange) > 3)
         verb = "is no key" if len(strange) == 1 else "are no keys"
         raise ConfigError(f"there is no model_type, and {names} {verb} of a BERT; {remedy}", field=strange[0])
-
-
-def check_complete(members: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a configuration without `model_type` and class that lacks what makes a BERT."""
-    absent = [name for name in _NEEDED if name not in members]
-    if absent and not {"model_type", "architectures"} & members.keys():
+    if absent := [name for name in _NEEDED if name not in members]:
         raise ConfigError(
-            f"there is no model_type, and no {', '.join(absent)} as in a BERT's config.json; give the file of a model"
+            f"there is no model_type, and no {', '.join(absent)} as in a BERT's config.json; give the file of a model, "
+            'or add "model_type": "bert" for the sizes of BERT-base'
         )
 
 

@@ -69,6 +69,22 @@ def test_a_page_has_one_limit_and_a_mode_of_inference_one_strategy(cli):
     assert [row["checkpointing"] for row in data["models"][0]["fit"]["rows"]] == ["none"]
 
 
+@pytest.mark.parametrize("limit", [
+    {"gpu": "t4", "batch": 4}, {"gpu": "t4", "batch": 4, "context": "500MiB"}, {"budget": "2GiB", "batch": 4},
+    {"budget": "2GiB", "batch": 1_100, "device": "cuda"},
+], ids=str)  # fmt: skip
+def test_each_part_of_a_page_has_the_same_cost_of_a_step(limit):
+    """With a limit that binds, the allocator frees its cache and retries, so a part without it reserves more."""
+    (part,) = bertscope.report("bert-tiny", seq=16, **limit).models
+    costs = {row.checkpointing: vars(row.cost) for row in part.batch_fit.rows}
+    plans = [("full", row) for row in (part.plan.rows if part.plan else ()) if row.checkpointing.endswith("=none")]
+    assert len(plans) == (limit["batch"] > 1_000)
+    for name, row in [(row.checkpointing, row) for row in part.memory.variants] + plans:
+        shared = [field for field, value in vars(row.cost).items() if value and costs[name][field]]
+        assert {"peak", *(["reserved"] if part.memory.run.device == "cuda" else [])} <= {*shared}
+        assert {field: costs[name][field] for field in shared} == {field: vars(row.cost)[field] for field in shared}
+
+
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 99, "n_positions": 40, "n_embd": 16,
         "n_layer": 2, "n_head": 2}  # fmt: skip
 SIZES = ("--batch", 2, "--seq", 16)
