@@ -20,6 +20,7 @@ _NAMES = {
     "bertscope.checkpoints.reading": "read_checkpoint",
     "bertscope.config": "BertConfig Lora",
     "bertscope.errors": "BertscopeError",
+    "bertscope.memory.extension_kernels": "kernel",
     "bertscope.model": "build",
     "bertscope.model.bert": "BertModel",
     "bertscope.progress": "listening",

@@ -30,6 +30,7 @@ from bertscope.commands.agents import mcp as mcp
 from bertscope.config import BertConfig as BertConfig
 from bertscope.config import Lora as Lora
 from bertscope.errors import BertscopeError as BertscopeError
+from bertscope.memory.extension_kernels import kernel as kernel
 from bertscope.model import build as build
 from bertscope.model.bert import BertModel as BertModel
 from bertscope.model.heads import BertForMaskedLM as BertForMaskedLM

@@ -48,7 +48,7 @@ MAY = {
     "torch_access": "errors torch_import <torch>",
     "transformers_access": "torch_access",
     "processes": "errors bertscope",
-    "dry_run": f"{TEXT} torch_access {COMPUTE} processes bertscope",
+    "dry_run": f"{TEXT} torch_access transformers_access {COMPUTE} processes bertscope",
     "model": "errors units config settings torch_access <torch>",
     "tracing": f"{TEXT} torch_access model processes bertscope",
     "memory": f"{TEXT} torch_access model tracing processes bertscope",
@@ -381,6 +381,7 @@ def test_a_module_that_a_value_names_is_imported_in_few_places():
              and not isinstance(node.args[0], (ast.Constant, ast.JoinedStr))}  # fmt: skip
     assert found == {
         "sources/model_source.py",  # a CodeName
+        "memory/extension_kernels.py",  # the function that a rule replaces
         "__init__.py", "torch_import.py", "transformers_access/__init__.py",
         "sources/transformers_models.py",  # names in constants of their files
     }  # fmt: skip

@@ -190,9 +190,20 @@ def test_a_closed_library_leaves_no_kernel():
     torch_access.close_library(object())
 
 
+def test_a_kernel_that_python_registered_runs_by_its_key_and_names_its_arguments():
+    library = torch.library.Library("canary", "DEF")
+    library.define("twice(Tensor values, int times) -> Tensor")
+    library.impl("twice", lambda values, times: values * times, "CUDA")
+    twice = torch.ops.canary.twice.default
+    assert torch_access.argument_names(twice) == ["values", "times"]
+    assert torch_access.run_python_kernel(twice, (torch.ones(1), 2), {}).item() == 2
+    torch_access.close_library(library)
+
+
 def test_a_fake_tensor_refuses_its_value_with_the_known_errors():
     depends_on_values, unknown_shape = torch_access.value_errors()
     with torch_access.fake_tensor_mode():
+        assert type(torch.ones(1)) is torch_access.fake_class()
         with pytest.raises(depends_on_values):
             torch.ones(1).item()
         with pytest.raises(unknown_shape):

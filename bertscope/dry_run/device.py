@@ -13,12 +13,14 @@ from typing import Any
 
 from bertscope.gpus import Gpu, capability, gpu_threads
 from bertscope.memory.caching_allocator import Allocator, SegmentBlock
+from bertscope.memory.extension_kernels import missing_rule, note_on, row_of, runs_python
 from bertscope.memory.kernel_rules import LT_WORKSPACE_BYTES, MANY_THREADS, MATRICES, blas_bytes
 from bertscope.memory.kernels import cuda_scratch, statistics_bytes
 from bertscope.torch_access import (
     active_fake_mode,
     fake_tensor_mode,
     operator_name,
+    run_python_kernel,
     storage_key,
     torch,
     tree_leaves,
@@ -102,6 +104,10 @@ class FakeGpu(Device):
             None
         )  # told of a value that is not known, when it is asked for
 
+    def note(self, text: str) -> None:
+        """Add a remark on what the numbers leave out."""
+        self.remarks[text] = None
+
     # ---- which operators ----
 
     def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
@@ -158,6 +164,11 @@ class FakeGpu(Device):
         known = self._known(operator, args, kwargs, leaves)
         if operator is _aten.convolution.default:
             self.remarks["not counted: the workspaces of cuDNN's convolutions"] = None
+        if text := note_on(operator):
+            self.note(text)
+        if runs_python(operator):
+            with self.recorder:
+                return run_python_kernel(operator, args, kwargs)
         try:
             out = self._layout(operator, args, kwargs, known)
         except torch.OutOfMemoryError:
@@ -165,6 +176,8 @@ class FakeGpu(Device):
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, NoRule) or not lacks_kernel(f"{type(error).__name__}: {error}"):
                 raise
+            if row_of(operator) is not None:
+                raise NoRule(missing_rule(operator)) from None
             reason = str(error).partition("\n")[0][:200] or type(error).__name__
             raise NoRule(f"{operator} has no rule: {reason}") from None
         self._keep(out, known, leaves)
@@ -343,7 +356,7 @@ class FakeGpu(Device):
 _OF_GPU = (
     "Could not run", "not implemented", "data pointer", "data_ptr", "DynamicOutput", "DataDependent",
     "dummy base class", "'torch._C' has no attribute", "not compiled with CUDA", "CUDA driver", "ATen_cuda",
-    "no fake impl", "nested_int",
+    "no fake impl", "nested_int", "UnsupportedOperator",
 )  # fmt: skip
 _VALUE, _GUESSED = "_bertscope_value", "_bertscope_guessed"  # which of them follow from a loss that is 1.0
 

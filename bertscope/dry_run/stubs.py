@@ -22,11 +22,13 @@ from bertscope.checkpoints.safetensors import DTYPES
 from bertscope.dry_run.device import FakeGpu
 from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import capability, processors, sdpa_kernel
+from bertscope.memory.extension_kernels import package_actions
 from bertscope.memory.kernels import attention
 from bertscope.sources.find import find
 from bertscope.torch_access import always, nn, torch
 from bertscope.torch_access.distributed import fake_store
 from bertscope.torch_access.fake_gpu import NoRule, Put, loading
+from bertscope.transformers_access import ForOwnCode, stand_in_when_asked
 
 _MEMORY = 80 * 2**30  # of a GPU without a name
 # Functions of torch.cuda that return nothing: what waits for the GPU or empties it, and calls that wait for CUDA to be
@@ -48,6 +50,7 @@ _OF_HUB = """
 """
 _LEGACY = [f"{kind}Tensor" for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Byte", "Bool")]
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "ACCELERATE_DISABLE_RICH")
+_CUDA_VERSION = "12.8"
 _HANDLED = {"elapsed_time": 1.0, "query": True, "is_capturing": False}
 
 
@@ -112,29 +115,27 @@ def stubbed(
         offline = {} if network else dict.fromkeys(_OFFLINE, "1") | {"WANDB_MODE": "disabled"}
         stack.enter_context(patch.dict(os.environ, offline))
 
-        def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
-            """Run no kernel of Triton: it writes into tensors that exist."""
-            device.remarks["Triton's kernels did not run; they allocate nothing"] = None
-            device.overwritten((args, kwargs))
-
         known: dict[str, Callable[[Any], None]] = {
             "torch.distributed.launcher.api": lambda module: put(module.elastic_launch, __call__=_refuse_ranks),
-            "triton.runtime.jit": lambda module: put(module.JITFunction, run=launch),
-            "triton.runtime.autotuner": lambda module: put(module.Autotuner, run=launch),
+            **package_actions(put, device.note, device.overwritten),
             "safetensors.torch": lambda module: put(module, save_file=_save_layouts),
             # transformers 5 keeps the mask of a fake tensor without asking if it hides positions
             "transformers.utils.import_utils": lambda module: put(module, is_fake_tensor=lambda _: False),
             "transformers.configuration_utils": lambda module: _else_of_preset(
                 put, module.PretrainedConfig, "get_config_dict", _config_of
             ),
-            "transformers.modeling_utils": lambda module: _else_of_preset(
-                put, module.PreTrainedModel, "from_pretrained", partial(_model_of, device)
-            ),
+            "transformers.modeling_utils": partial(_models, put, device),
         }
         finder = _Imports(known | {name: partial(act, put) for name, act in actions.items()})
-        sys.meta_path.insert(0, finder)
-        stack.callback(sys.meta_path.remove, finder)
+        for number, one in ((0, finder), (len(sys.meta_path) + 1, ForOwnCode())):
+            sys.meta_path.insert(number, one)
+            stack.callback(sys.meta_path.remove, one)
         yield
+
+
+def _models(put: Put, device: FakeGpu, module: Any) -> None:
+    _else_of_preset(put, module.PreTrainedModel, "from_pretrained", partial(_model_of, device))
+    stand_in_when_asked(put.stack, device.note)
 
 
 def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any]) -> None:
@@ -282,6 +283,9 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
         device.remarks["torch.compile ran eagerly; compiled code needs less memory, or a little more"] = None
         return model if model is not None else lambda function: function
 
+    if torch.version.cuda is None:  # packages choose their kernels by it
+        put(torch.version, cuda=_CUDA_VERSION)
+    put(torch.backends.cuda, is_flash_attention_available=always(True))
     put(torch, compile=uncompiled)
     put(nn.Module, compile=lambda module, *_, **__: uncompiled())
     is_fast = torch.backends.mha.get_fastpath_enabled()

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from bertscope.errors import SelectionError
+from bertscope.memory.extension_kernels import missing_rule, note_on, row_of
 from bertscope.memory.kernel_rules import RULES
 from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, statistics_bytes
 from bertscope.memory.step import STEP_END, ModelStep
@@ -26,6 +28,7 @@ from bertscope.memory.trace import (
     MemoryEvent,
     MemoryTrace,
 )
+from bertscope.model.attention import say_once
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.settings.run_config import CUDA, FREED, LIGHTNING
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
@@ -224,7 +227,14 @@ class FakeDevice(StepDevice):
         if out is None and self.has_objects:
             args, kwargs = tree_map(self._fake, (args, kwargs))
         if out is None:
-            out = _RESULTS.run(operator, args, kwargs)
+            try:
+                out = _RESULTS.run(operator, args, kwargs)
+            except (RuntimeError, NotImplementedError):
+                if row_of(operator) is None:
+                    raise
+                raise SelectionError(missing_rule(operator)) from None
+        if note := note_on(operator):
+            say_once(note)
         self.answers.note(operator, args, out)
         if is_update and operator_name(operator) in ("mul_", "_foreach_mul_"):
             self.answers.note_products(args[0])

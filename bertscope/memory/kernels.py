@@ -15,9 +15,9 @@ from typing import Any
 
 from bertscope.errors import SelectionError, name_of
 from bertscope.gpus import may_have_cuda
+from bertscope.memory.extension_kernels import extension_scratch, flash_2_bytes
 from bertscope.memory.kernel_rules import (
     EMBEDDING,
-    FLASH,
     LAYER_NORM,
     LEAST_OF_BLAS,
     MANY_THREADS,
@@ -402,40 +402,14 @@ def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _flash_attn_scratch(name: str, args: Any) -> int | Scratch:
-    """Return the temporary bytes of flash-attn in backward: gradient sums in fp32, and expanded keys.
-
-    Source: mha_bwd and mha_varlen_bwd, csrc/flash_attn/flash_api.cpp (2.8) and hopper/flash_api.cpp (3, on Hopper).
-    """
-    query, key, version = args[1], args[2], args[-1]
-    if query.dtype not in _HALF or query.shape[-1] > _MOST_FLASH_WIDTH:
-        raise SelectionError(
-            f"flash attention takes fp16 and bf16 and heads of at most {_MOST_FLASH_WIDTH} numbers; got "
-            f"{str(query.dtype).removeprefix('torch.')} and {query.shape[-1]}; add "
-            f"{name_of('precision')} bf16 or autocast-bf16"
-        )
-    if name.endswith("forward"):
-        return 0
-    heads, width = query.shape[-2:]
-    tokens, batch = prod(query.shape[:-2]), query.shape[0]
-    is_packed, is_grouped, block = "varlen" in name, key.shape[-2] != heads, 128
-    if version == 3:
-        width = next(size for size in (64, 96, 128, 192, 256) if width <= size)
-        is_narrowed = any(side >= 0 for side in args[-3:-1]) or args[-4]
-        block = 128 if width <= 64 else 80 if width == 128 and not is_narrowed else 64
-        row, key_row = 4 * heads * (width + 2), 8 * key.shape[-2] * width * is_grouped
-        if is_packed:
-            batch = args[10].numel() - 1
-            return Scratch(FLASH, (batch, tokens, row, block, prod(key.shape[:-2]), key_row))
-        return int(batch * (-(-query.shape[1] // block) * block * row + -(-key.shape[1] // 128) * 128 * key_row))
-    rows = tokens + 128 * (args[10].numel() - 1) if is_packed else batch * -(-query.shape[1] // block) * block
-    expanded = 2 * prod(key.shape[:-2]) * heads * width * key.itemsize if is_grouped else 0
-    return int(4 * rows * heads * (-(-width // 32) * 32 + 1) + expanded)
-
-
 def _sums_of_queries(query: torch.Tensor) -> int:
     *rows, length, width = query.shape
     return 4 * prod(rows) * (-(-length // 128) * 128) * (-(-width // 32) * 32 + 1)
+
+
+def _efficient_bytes(batch: int, heads: int, length: int, width: int) -> int:
+    blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
+    return batch * heads * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES))
 
 
 def cuda_scratch(operator: Any, args: Any, gpu_threads: int) -> int | Scratch:
@@ -443,8 +417,8 @@ def cuda_scratch(operator: Any, args: Any, gpu_threads: int) -> int | Scratch:
     name = operator_name(operator)
     if name in MATRICES:
         return sum(int(args[position].nbytes) for position in MATRICES[name] if not is_read_by_blas(args[position]))
-    if name.startswith("_flash_attn"):
-        return _flash_attn_scratch(name, args)
+    if (of_extension := extension_scratch(operator, args)) is not None:
+        return of_extension
     if operator is torch.ops.aten.sum.dim_IntList and args[0].is_contiguous() and args[0].numel():
         summed, dims = args[0], {dim % max(args[0].dim(), 1) for dim in args[1] or ()}
         if dims == set(range(len(dims))) and 0 < len(dims) < summed.dim():  # sums over the first dimensions
@@ -460,9 +434,12 @@ def cuda_scratch(operator: Any, args: Any, gpu_threads: int) -> int | Scratch:
             return _sums_of_queries(args[1])
         case "_scaled_dot_product_efficient_attention_backward":
             # Sums of gradients in blocks of 64 x 64 numbers with a lock: GradQTempStorage in kernel_backward.h.
-            *rows, length, width = args[1].shape
-            blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
-            return int(prod(rows) * (4 * length + blocks * (4 * _BLOCK**2 + _LOCK_BYTES)))
+            return _efficient_bytes(*args[1].shape)
+        case "_efficient_attention_backward":
+            batch, length, heads, width = args[1].shape
+            return _efficient_bytes(batch, heads, length, width)
+        case "_flash_attention_backward":
+            return flash_2_bytes(args[1], args[2], args[6])
         case "native_layer_norm_backward":
             width, itemsize = args[1].shape[-1], args[1].itemsize
             return Scratch(LAYER_NORM, (width, args[1].numel() // max(width, 1), itemsize, copied))

@@ -213,6 +213,17 @@ def operator_name(operator: Any) -> str:
     return str(operator.name()).rpartition("::")[2].partition(".")[0]
 
 
+def argument_names(operator: Any) -> list[str]:
+    """Return the names of an operator's arguments. Fallback: none."""
+    schema = getattr(operator, "_schema", None)
+    return [argument.name for argument in schema.arguments] if schema is not None else []
+
+
+def run_python_kernel(operator: Any, args: Any, kwargs: Any) -> Any:
+    """Run the kernel that a package registered from Python for CUDA. It has no documented replacement."""
+    return operator._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
+
+
 def operator_packet(operator: Any) -> Any:
     """Return all overloads of an operator as one. Fallback: a look-up by name."""
     return getattr(operator, "_overloadpacket", None) or getattr(torch.ops.aten, operator_name(operator))
@@ -268,6 +279,12 @@ def fake_tensor_mode(**settings: Any) -> Any:
     return FakeTensorMode(**settings)
 
 
+@cache
+def fake_class() -> Any:
+    """Return the class of fake tensors, once a FakeTensorMode was made."""
+    return vars(sys.modules["torch._subclasses.fake_tensor"])["FakeTensor"]
+
+
 def active_fake_mode() -> Any:
     """Return the FakeTensorMode that is entered; None outside. Fallback: None."""
     keys = getattr(torch._C, "_TorchDispatchModeKey", None)
@@ -292,7 +309,8 @@ def _fake_of(layout: torch.Tensor, like: Any) -> Any:
 
     Fallback: the constructor, which takes five times the time; each device's first is compared with its.
     """
-    mode, fake, device = like.fake_mode, type(like), like.fake_device
+    # Not the class of `like`, which may be a package's class of parameters too.
+    mode, fake, device = like.fake_mode, fake_class(), like.fake_device
     fields = vars(mode).setdefault(_FIELDS, {})
     if (fake, device) not in fields:
         fake_tensor = fake(mode, layout, device)

@@ -15,7 +15,16 @@ from typing import Any
 from unittest.mock import patch
 
 from bertscope.errors import WorkerError, is_out_of_memory
-from bertscope.torch_access import always, close_library, fake_tensor_mode, has_kernel, nn, storage_key, torch
+from bertscope.torch_access import (
+    always,
+    close_library,
+    fake_class,
+    fake_tensor_mode,
+    has_kernel,
+    nn,
+    storage_key,
+    torch,
+)
 
 _WORD = ctypes.c_void_p
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"  # in libc10: a guard for each type of device, CUDA second
@@ -172,6 +181,7 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
         stack.callback(kinds.remove, FakeTensor)
     stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     torch._C._set_only_lift_cpu_tensors(True)
+    put(torch, tensor=_lifting(torch.tensor), as_tensor=_lifting(torch.as_tensor))
     for name in ("_lazy_init", "_lazy_call"):
         put(torch.cuda, **{name: always(None)})
     for name, value in _OF_DRIVER.items():
@@ -183,6 +193,15 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
     data = vars(torch._C.TensorBase)["data"]
     put(nn.Parameter, data=property(data.__get__, lambda old, new: _set_data(data, old, new)))
     put(nn.Module, _apply=lambda module, function, recurse=True: _applied(data, module, function, recurse))
+
+
+def _lifting(original: Any) -> Any:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        """Make a tensor on the CPU and move it, also in a thread of autograd: each thread has a flag for it."""
+        torch._C._set_only_lift_cpu_tensors(True)
+        return original(*args, **kwargs)
+
+    return make
 
 
 def _address_of(original: Any) -> Any:
@@ -233,10 +252,25 @@ def _set_data(data: Any, old: Any, new: Any) -> None:
         data.__set__(old, new)
         return
     is_parameter = isinstance(old, nn.Parameter)
-    moved = nn.Parameter(new.detach(), old.requires_grad) if is_parameter else new.detach()
+    moved = _like(old, nn.Parameter(new.detach(), old.requires_grad)) if is_parameter else new.detach()
     # In spite of weak references: FakeTensorMode's memo has one to each tensor.
     with patch.object(torch.utils.swap_tensors.__globals__["weakref"], "getweakrefs", always([])):
         torch.utils.swap_tensors(old, moved)
+
+
+_MIXED: dict[tuple[type, type], type] = {}  # a package's class of parameters, and of fake tensors -> one that is both
+
+
+def _like(old: Any, moved: Any) -> Any:
+    """Return a parameter with the class and the attributes of another one, such as bitsandbytes' Params4bit."""
+    fake = fake_class()
+    kind = next(base for base in type(old).__mro__ if not issubclass(base, fake))
+    if kind not in (torch.Tensor, nn.Parameter) and not isinstance(moved, kind):
+        pair, attributes = (kind, type(moved)), {**vars(old), **vars(moved)}
+        _MIXED.setdefault(pair, type(kind.__name__, pair, {}) if isinstance(moved, fake) else kind)
+        moved.__class__ = _MIXED[pair]
+        vars(moved).update(attributes)
+    return moved
 
 
 def _applied(data: Any, module: Any, function: Any, recurse: bool) -> Any:

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from importlib import import_module, reload
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from traceback import walk_stack
 from types import ModuleType
 from typing import Any
 
@@ -119,7 +122,7 @@ def _function(name: str, version: int) -> Callable[..., torch.Tensor]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         settings_given, first = bound.arguments, bound.args[0]
-        if first.is_cuda:
+        if first.is_cuda and not hasattr(first, "fake_mode"):
             return _installed(name, version)(*args, **kwargs)
         packed = tensors[0] == "qkv"
         lengths = tuple(settings_given[item] for item in tensors[1 if packed else 3 :])
@@ -230,10 +233,47 @@ def replace_item(stack: ExitStack, items: Any, name: str, value: Any) -> None:
     stack.callback(*((items.pop, name) if original is _MISSING else (items.__setitem__, name, original)))
 
 
+class ForOwnCode(MetaPathFinder, Loader):
+    """Finds flash-attn, where it is not installed, for the user's own code: a library looks whether it is there."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return the spec of a module of flash-attn if a file of the user imports it."""
+        if fullname not in modules():
+            return None
+        files = [frame.f_code.co_filename for frame, _ in walk_stack(None)]
+        importing = next((name for name in files if "importlib" not in name and name != __file__), "<")
+        is_asked = any("importlib" in name and "util" in name for name in files)  # of find_spec
+        is_own = not is_asked and importing[0] != "<" and "-packages" not in importing
+        return ModuleSpec(fullname, self, is_package=True) if is_own else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill the module."""
+        vars(module).update(modules()[module.__name__])
+
+
+def stand_in_when_asked(stack: ExitStack, note: Callable[[str], None]) -> None:
+    """Show transformers a flash-attn as soon as a model asks for it, where the package is not installed."""
+    base: Any = sys.modules["transformers.modeling_utils"].PreTrainedModel
+
+    def checked(name: str) -> Callable[..., Any]:
+        def check(model: Any, *args: Any, **kwargs: Any) -> Any:
+            note("flash-attn is not installed here; what it allocates follows the rules for 2.8 and 3")
+            stack.enter_context(flash_attn_stand_in(has_values=True))
+            return getattr(model, name)(*args, **kwargs)
+
+        return check
+
+    for name in vars(base).keys() & _CHECKS if find_spec("flash_attn") is None else ():
+        original = vars(base)[name]
+        stack.callback(setattr, base, name, original)
+        setattr(base, name, classmethod(checked(name)) if isinstance(original, classmethod) else checked(name))
+
+
 @contextmanager
-def flash_attn_stand_in() -> Iterator[None]:
+def flash_attn_stand_in(*, has_values: bool = False) -> Iterator[None]:
     """Show transformers a flash-attn, of operators that have shapes only; the end restores what was there.
 
+    With `has_values`, as on a simulated GPU, positions have values and autocast is the GPU's.
     Fallback of each name: where a version of transformers does not have it, it stays away.
     """
     with ExitStack() as stack:
@@ -249,7 +289,7 @@ def flash_attn_stand_in() -> Iterator[None]:
             if name.startswith("transformers.models.") and vars(module).get("RotaryEmbedding") is object:
                 reload(module)
         _import_late(stack, import_module(_UTILITIES))
-        _pass_checks(stack)
+        _pass_checks(stack, has_values)
         yield
 
 
@@ -274,13 +314,15 @@ def _import_late(stack: ExitStack, utilities: ModuleType) -> None:
             replace_item(stack, vars(module), "_flash_attention_forward", forward)
 
 
-def _pass_checks(stack: ExitStack) -> None:
+def _pass_checks(stack: ExitStack, has_values: bool) -> None:
     """Have a model take flash attention if its class supports it, whatever is installed, and forget former imports."""
     base: Any = sys.modules["transformers"].PreTrainedModel
     utilities = vars(sys.modules[_UTILITIES])
     for name in utilities.keys() & set(_IMPORTED.split()):
         replace_item(stack, utilities, name, None)
-    if "_is_packed_sequence" in utilities:  # which asks for the values of positions; here they begin once
+    if (
+        "_is_packed_sequence" in utilities and not has_values
+    ):  # which asks for the values of positions; here they begin once
         replace_item(stack, utilities, "_is_packed_sequence", always(False))
     for row in utilities.get("FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}).values():
         replace_item(stack, row, "general_availability_check", always(True))
@@ -288,6 +330,8 @@ def _pass_checks(stack: ExitStack) -> None:
         original = vars(base)[name]
         stack.callback(setattr, base, name, original)
         setattr(base, name, classmethod(_supports) if isinstance(original, classmethod) else _supports)
+    if has_values:
+        return
     # Attention asks for the dtype of autocast on a GPU, or on meta, which has none.
     enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     on_card = ("cuda", "meta")

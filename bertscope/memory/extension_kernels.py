@@ -1,0 +1,270 @@
+"""Kernels that are no part of torch: one table of rules, for `run` and `estimate` alike.
+
+A row is an operator of torch's dispatcher, all operators of a package, or a function by its import path. The results
+come from the row, from the package's shape function, or from its Python code for CUDA around kernels that do nothing.
+What is saved for backward, the autograd code of the package or the user says.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from math import prod
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from bertscope.errors import SelectionError, name_of
+from bertscope.memory.kernel_rules import FLASH, Scratch
+from bertscope.torch_access import always, argument_names, has_kernel, torch, tree_leaves
+
+_TORCH = frozenset(
+    ["aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "fsdp", "inductor",
+     "_dtensor", "higher_order", "rngprims", "debugprims", "quantized", "mkldnn", "mkldnn_prepacked", "profiler",
+     "bertscope"]
+)  # fmt: skip
+_HALF = (torch.bfloat16, torch.float16)
+_MOST_FLASH_WIDTH = 256  # of a head
+_Rule = Callable[..., Any]
+
+
+class Kernel(NamedTuple):
+    """A row: where its rule is from, its results, and the temporary bytes, both as functions of its arguments."""
+
+    source: str
+    outputs: _Rule | None = None
+    scratch: _Rule | None = None
+    runs_python: bool = False  # for CUDA, around kernels of C that do nothing
+    is_verified: bool = False  # by a measurement, or by a published one
+
+
+# ---- flash-attn ----
+
+
+def flash_attn_bytes(name: str, *args: Any) -> int | Scratch:
+    """Return the temporary bytes of flash-attn in backward: gradient sums in fp32, and expanded keys.
+
+    The operators are those of transformers_access. Source: mha_bwd and mha_varlen_bwd, csrc/flash_attn/flash_api.cpp
+    (2.8) and hopper/flash_api.cpp (3, on Hopper).
+    """
+    query, key, version = args[1], args[2], args[-1]
+    if query.dtype not in _HALF or query.shape[-1] > _MOST_FLASH_WIDTH:
+        raise SelectionError(
+            f"flash attention takes fp16 and bf16 and heads of at most {_MOST_FLASH_WIDTH} numbers; got "
+            f"{str(query.dtype).removeprefix('torch.')} and {query.shape[-1]}; add "
+            f"{name_of('precision')} bf16 or autocast-bf16"
+        )
+    if name.endswith("forward"):
+        return 0
+    ends = args[10] if "varlen" in name else None
+    if version == 2:
+        return flash_2_bytes(query, key, ends)
+    heads, width = query.shape[-2:]
+    tokens, batch = prod(query.shape[:-2]), query.shape[0]
+    width = next(size for size in (64, 96, 128, 192, 256) if width <= size)
+    is_narrowed = any(side >= 0 for side in args[-3:-1]) or args[-4]
+    block = 128 if width <= 64 else 80 if width == 128 and not is_narrowed else 64
+    row, key_row = 4 * heads * (width + 2), 8 * key.shape[-2] * width * (key.shape[-2] != heads)
+    if ends is not None:
+        return Scratch(FLASH, (ends.numel() - 1, tokens, row, block, prod(key.shape[:-2]), key_row))
+    return int(batch * (-(-query.shape[1] // block) * block * row + -(-key.shape[1] // 128) * 128 * key_row))
+
+
+def flash_2_bytes(query: torch.Tensor, key: torch.Tensor, ends: torch.Tensor | None) -> int:
+    """Return the bytes of flash-attn 2's backward on (batch, length, heads, width), or on packed (tokens, ...)."""
+    heads, width = query.shape[-2:]
+    rows = query.shape[0] * -(-query.shape[1] // 128) * 128
+    if ends is not None:
+        rows = prod(query.shape[:-2]) + 128 * (ends.numel() - 1)
+    expanded = 2 * prod(key.shape[:-2]) * heads * width * key.itemsize if key.shape[-2] != heads else 0
+    return int(4 * rows * heads * (-(-width // 32) * 32 + 1) + expanded)
+
+
+def _flash_2_at(query: int, key: int, ends: int | None, *args: Any) -> int:
+    return flash_2_bytes(args[query], args[key], None if ends is None else args[ends])
+
+
+# ---- the table ----
+
+_FLASH_ATTN = "flash-attn 2.8, csrc/flash_attn/flash_api.cpp"
+_XFORMERS = "xformers 0.0.35, ops/fmha/flash.py"
+KERNELS: dict[str, Kernel] = {
+    "flash_attn::": Kernel(_FLASH_ATTN, is_verified=True),
+    "flash_attn::_flash_attn_backward": Kernel(_FLASH_ATTN, None, partial(_flash_2_at, 1, 2, None), is_verified=True),
+    "flash_attn::_flash_attn_varlen_backward": Kernel(
+        _FLASH_ATTN, None, partial(_flash_2_at, 1, 2, 9), is_verified=True
+    ),
+    "xformers_flash::": Kernel(_XFORMERS),
+    "xformers_flash::flash_bwd": Kernel(_XFORMERS, None, partial(_flash_2_at, 2, 3, 7)),
+    "bitsandbytes::": Kernel("bitsandbytes 0.50.2, backends/cuda/ops.py", runs_python=True, is_verified=True),
+    "torchao::": Kernel("torchao 0.18, csrc_meta_ops.py"),
+}
+for _name in ("forward", "varlen_forward", "backward", "varlen_backward"):
+    KERNELS[f"bertscope_flash_attn::_flash_attn_{_name}"] = Kernel(
+        f"{_FLASH_ATTN}; 3, hopper/flash_api.cpp", None, partial(flash_attn_bytes, _name), is_verified=True
+    )
+
+
+def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rule]:
+    """Register a rule for a kernel that needs a GPU: the decorated function returns its results as empty tensors.
+
+    `name` is an operator, "my_ext::scale", or a function of a compiled module, "my_ext._C.scale", which is replaced on
+    tensors without values. The function gets the kernel's arguments, and so does `scratch`, which returns the bytes
+    that the kernel allocates and frees. Raises SelectionError for a second rule.
+
+    >>> @bertscope.kernel("my_ext._C.scale", scratch=lambda x, factor: x.nbytes)
+    ... def scale(x, factor):
+    ...     return torch.empty_like(x)
+    """
+
+    def register(outputs: _Rule) -> _Rule:
+        if name in KERNELS:
+            raise SelectionError(f"{name} has a rule already, from {KERNELS[name].source}; remove one of the two")
+        if "::" in name:
+            try:
+                torch.library.register_fake(name, outputs)
+            except RuntimeError as error:
+                raise SelectionError(
+                    f"{name} takes no rule: {error}; import the module that defines it first"
+                ) from None
+        else:
+            _replace(name, outputs, scratch)
+        KERNELS[name] = Kernel("the user's code", outputs, scratch)
+        return outputs
+
+    return register
+
+
+def _replace(name: str, outputs: _Rule, scratch: _Rule | None) -> None:
+    """Replace a function by a rule, for tensors without values; where its module cannot be imported, for all."""
+    path, _, attribute = name.rpartition(".")
+    if not path:
+        raise SelectionError(f"a kernel is namespace::operator or module.function; got {name!r}")
+    module = None
+    try:
+        module = import_module(path)
+    except ImportError:
+        parts = path.split(".")
+        for end in range(1, len(parts) + 1):
+            parent, is_there = ".".join(parts[:end]), False
+            with suppress(ImportError, ValueError):
+                is_there = parent != path and find_spec(parent) is not None
+            if not is_there:
+                module = sys.modules.setdefault(parent, _empty_module(parent))
+                above, _, end_name = parent.rpartition(".")
+                vars(sys.modules.get(above, module)).setdefault(end_name, module)
+    original = getattr(module, attribute, None)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        known = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if original is not None and not any(tensor.is_meta or hasattr(tensor, "fake_mode") for tensor in known):
+            return original(*args, **kwargs)
+        out = outputs(*args, **kwargs)
+        if scratch is not None and known:
+            torch.empty(scratch(*args, **kwargs), dtype=torch.uint8, device=known[0].device)
+        return out
+
+    setattr(module, attribute, run)
+
+
+def _empty_module(name: str) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(__spec__=ModuleSpec(name, None, is_package=True), __path__=[])
+    return module
+
+
+def row_of(operator: Any) -> Kernel | None:
+    """Return the rule for an operator that is no part of torch: the row of its name, or of its package."""
+    if operator.namespace in _TORCH:
+        return None
+    name = operator.name().partition(".")[0]
+    return KERNELS.get(name) or KERNELS.get(f"{operator.namespace}::") or Kernel("")
+
+
+def extension_scratch(operator: Any, args: Any) -> int | Scratch | None:
+    """Return the temporary bytes of an operator that is no part of torch; None for one of torch."""
+    row = row_of(operator)
+    return None if row is None else 0 if row.scratch is None else row.scratch(*args)
+
+
+def note_on(operator: Any) -> str:
+    """Return what the report says of an operator; empty for one of torch and for a rule with a measurement."""
+    row = row_of(operator)
+    if row is None or row.is_verified:
+        return ""
+    source = f"its rule, from {row.source}" if row.source else "the shape function of its package, without a rule"
+    return f"{operator.name().partition('.')[0]}: not verified: {source}"
+
+
+def runs_python(operator: Any) -> bool:
+    """Return True for an operator whose Python code for CUDA runs on fake tensors."""
+    row = row_of(operator)
+    return row is not None and row.runs_python and has_kernel(operator, "CUDA")
+
+
+def missing_rule(operator: Any) -> str:
+    """Return the error for an operator without a rule, with the line that registers one."""
+    name = operator.name().partition(".")[0]
+    names = ", ".join(argument_names(operator)) or "*args"
+    first = names.partition(",")[0]
+    line = f'bertscope.kernel("{name}")(lambda {names}: torch.empty_like({first}))'
+    return f"{name} has no rule; write what it returns: {line}"
+
+
+# ---- functions of packages that reach the GPU without torch ----
+
+_TRITON = "Triton's kernels did not run; they allocate nothing"
+
+
+class _NoCalls:
+    """The library of C of a package: each function does nothing, and returns no error."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return always(0)
+
+    __getitem__ = __getattr__
+
+
+def package_actions(
+    put: Callable[..., None], note: Callable[[str], None], overwritten: Callable[[Any], None]
+) -> dict[str, Callable[[Any], None]]:
+    """Return what is replaced in the modules of packages, by their names; each function gets the module.
+
+    `put` sets attributes for as long as a run takes, `note` adds a remark, and `overwritten` is called with what a
+    kernel may have written.
+    """
+
+    def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        """Run no kernel of Triton: it writes into tensors that exist."""
+        note(_TRITON)
+        overwritten((args, kwargs))
+
+    def paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+        """Return the state of a paged optimizer, which is in the driver's managed memory, and not torch's."""
+        note("not counted: a paged optimizer's state, which the driver moves between the host and the GPU")
+        tensor: Any = torch.empty(shape, dtype=dtype, device="meta")
+        tensor.is_paged, tensor.page_deviceid = True, 0
+        return tensor  # type: ignore[no-any-return]
+
+    return {
+        "triton.runtime.jit": partial(_put_in, put, "JITFunction", run=launch),
+        "triton.runtime.autotuner": partial(_put_in, put, "Autotuner", run=launch),
+        "bitsandbytes.cextension": partial(_put_in, put, "", lib=_NoCalls()),
+        "bitsandbytes.functional": partial(_put_in, put, "", get_paged=paged),
+        "xformers._cpp_lib": partial(_put_in, put, "", _built_with_cuda=True),
+        "torchao.kernel.intmm": partial(_put_in, put, "", safe_int_mm=_int_product),
+    }
+
+
+def _put_in(put: Callable[..., None], name: str, module: Any, **values: Any) -> None:
+    put(getattr(module, name) if name else module, **values)
+
+
+def _int_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Multiply 8-bit integers as torchao does on CUDA (kernel/intmm.py), which copies the right matrix if it must."""
+    product: torch.Tensor = torch.ops.aten._int_mm(left, right.contiguous())
+    return product
