@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bertscope
 from bertscope.errors import SelectionError
 from bertscope.memory import kernels
-from bertscope.memory.kernel_rules import Scratch
 from bertscope.memory.extension_kernels import flash_attn_bytes
+from bertscope.memory.kernel_rules import Scratch
 from bertscope.memory.kernels import cpu_scratch, kernel_for
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
