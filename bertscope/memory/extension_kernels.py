@@ -20,11 +20,11 @@ from bertscope.errors import SelectionError, name_of
 from bertscope.memory.kernel_rules import FLASH, Scratch
 from bertscope.torch_access import always, argument_names, has_kernel, torch, tree_leaves
 
-_TORCH = frozenset(
-    ["aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "fsdp", "inductor",
-     "_dtensor", "higher_order", "rngprims", "debugprims", "quantized", "mkldnn", "mkldnn_prepacked", "profiler",
-     "bertscope"]
-)  # fmt: skip
+_NAMES = """
+    aten prim prims c10d _c10d_functional _c10d_functional_autograd symm_mem fsdp inductor _dtensor higher_order
+    rngprims debugprims quantized mkldnn mkldnn_prepacked profiler bertscope
+"""
+_TORCH = frozenset(_NAMES.split())
 _HALF = (torch.bfloat16, torch.float16)
 _MOST_FLASH_WIDTH = 256  # of a head
 _Rule = Callable[..., Any]
@@ -152,7 +152,8 @@ def _replace(name: str, outputs: _Rule, scratch: _Rule | None) -> None:
             with suppress(ImportError, ValueError):
                 is_there = parent != path and find_spec(parent) is not None
             if not is_there:
-                module = sys.modules.setdefault(parent, _empty_module(parent))
+                module = sys.modules.setdefault(parent, ModuleType(parent))
+                vars(module).update(__spec__=ModuleSpec(parent, None, is_package=True), __path__=[])
                 above, _, end_name = parent.rpartition(".")
                 vars(sys.modules.get(above, module)).setdefault(end_name, module)
     original = getattr(module, attribute, None)
@@ -167,12 +168,6 @@ def _replace(name: str, outputs: _Rule, scratch: _Rule | None) -> None:
         return out
 
     setattr(module, attribute, run)
-
-
-def _empty_module(name: str) -> ModuleType:
-    module = ModuleType(name)
-    vars(module).update(__spec__=ModuleSpec(name, None, is_package=True), __path__=[])
-    return module
 
 
 def row_of(operator: Any) -> Kernel | None:
