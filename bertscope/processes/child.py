@@ -433,8 +433,8 @@ class Worker:
                 with suppress(OSError):
                     stream.close()
 
-    def death(self, wait_seconds: float = 0.5) -> str:
-        """Stop the process, and return how it ended, with the last line of its standard error."""
+    def death(self, wait_seconds: float = 5.0) -> str:
+        """Return how the process ended, with the last line of its standard error; it may end slowly under load."""
         self.stop(wait_seconds)
         code = self.process.returncode or 0
         lines = b"".join(self.last_lines).decode(errors="replace").strip().splitlines()

@@ -34,7 +34,6 @@ from bertscope.reports.memory import COMPUTED, REFUSED, SweepRow
 
 ATTEMPTS = 2  # a point whose worker ends is computed once more
 _STARTS = 3  # workers that end before they are ready, one after another, before the sweep stops
-_SECONDS = 5.0  # for the end of a worker that has closed its output
 _READY = "ready"
 Group = tuple[str, ...]  # of `Task.group`
 
@@ -175,7 +174,7 @@ class Pool:
         worker.send(vars(self.functions))
 
     def _ended(self, worker: child.Worker) -> Iterator[SweepRow]:
-        task, reason = self._remove(worker), worker.death(_SECONDS)
+        task, reason = self._remove(worker), worker.death()
         if task is None:
             self.in_vain += 1
             if self.in_vain == _STARTS:
