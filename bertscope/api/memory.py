@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +25,7 @@ from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, STORED, Limit, RunConfig
-from bertscope.settings.training import LEANER
+from bertscope.settings.training import LEANER, SAVERS
 from bertscope.sources.find import Model, source_of
 from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import GivenModule, ModelSource, as_source_error
@@ -466,9 +466,10 @@ def plan(
 
     On a calibrated GPU the cost is time, else FLOPs. In any model whose layers repeat, each layer saves the outputs of
     some matrix products and recomputes the rest. With `batch_total`, the batch in an optimizer step, the micro-batch is
-    chosen too. `may_change` names what else may change: lora, freeze, 8bit, precision, sgd. `report.apply(module)`
-    installs the answer on a live module; `report.emitted("torch")` is code that does so. Raises SelectionError for a
-    setting that the model does not have.
+    chosen too. `may_change` names what else may change: lora, freeze, 8bit, precision, sgd, loss-chunks,
+    step-in-backward, offload-optimizer, offload-activations. `report.apply(module)` installs the checkpointing of the
+    answer on a live module; `report.emitted("torch")` is code of all of it. Raises SelectionError for a setting that
+    the model does not have.
 
     >>> report = bertscope.plan("bert-tiny", "220MiB", batch=64, seq=128, margin=0)
     >>> report.fits, report.rows[0].peak_bytes <= 220 * 2**20 < report.cheaper.peak_bytes
@@ -499,17 +500,23 @@ def plan(
     return work.finished(replace(report, may_change=names), report.rows, is_timed=is_timed)
 
 
-def _changes(names: Iterable[str], gpu: Gpu | None) -> list[dict[str, Any]]:
+def _changes(names: Collection[str], gpu: Gpu | None) -> list[dict[str, Any]]:
     known: dict[str, dict[str, Any]] = {
         "precision": {"precision": f"{AUTOCAST}{half_precision(gpu)}"},
         **{word: {"optimizer": name} for word, name in LEANER.items()},
         "freeze": {"freeze": ("embeddings",)},
         "lora": {"lora": LORA_EXAMPLE.partition(",target")[0]},  # with the usual target of the family
+        **SAVERS,
     }
     for name in names:
         if name not in known:
             raise SelectionError(f"{name_of('may_change')} has no {name[:40]!r}; {suggestion(name[:40], known)}")
-    together = [known[name] for name in ("precision", "8bit", "lora") if name in names]
+    names = [name for name in names if name not in SAVERS] + [name for name in SAVERS if name in names]
+    # The host has room for the state of any optimizer.
+    replaced = ("8bit", "step-in-backward") if "offload-optimizer" in names else ()
+    together = [
+        known[name] for name in ("precision", "8bit", "lora", *SAVERS) if name in names and name not in replaced
+    ]
     several = {name: value for settings in together for name, value in settings.items()}
     return [*map(known.__getitem__, names), *([several] if len(together) > 1 else [])]
 

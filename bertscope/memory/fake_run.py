@@ -5,8 +5,9 @@ On fake tensors a step allocates nothing. If it is for CUDA, fake CPU tensors re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -20,8 +21,11 @@ from bertscope.memory.summary import NAMESPACES, kind_of
 from bertscope.memory.trace import (
     CAT,
     GRANULE_BYTES,
+    ON_HOST,
     RETURN,
     STACK,
+    TO_GPU,
+    TO_HOST,
     UPDATE,
     Block,
     Collective,
@@ -29,11 +33,20 @@ from bertscope.memory.trace import (
     MemoryTrace,
 )
 from bertscope.model.attention import say_once
-from bertscope.reports.memory import FORWARD, OPTIMIZER
+from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.run_config import CUDA, FREED, LIGHTNING
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.training import OPTIMIZERS
-from bertscope.torch_access import compiled_paths, operator_name, storage_key, torch, tree_leaves, tree_map
+from bertscope.torch_access import (
+    compiled_paths,
+    operator_name,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+    storage_key,
+    torch,
+    tree_leaves,
+    tree_map,
+)
 from bertscope.torch_access.distributed import held_tensors, process_group, tensors_in, watched_gathers
 from bertscope.tracing.fake_tensors import (
     DataDependentAnswers,
@@ -49,7 +62,13 @@ from bertscope.tracing.record import SETUP, Device, Recorder, hooks
 
 _RESULTS = OperatorResults()
 _GATHER, _REDUCE = "_allgather_base_", "_reduce_scatter_base_"  # of FSDP2
+_MOVES = ("_to_copy", "copy_")  # between GPU and host
 _SAVED, _TEMPORARY = "activations", "temporaries"
+
+
+def is_on_host(tensor: Any) -> bool:
+    """Return True for a tensor in the host's memory: that is meta, as fake CPU tensors represent CUDA tensors."""
+    return bool(getattr(tensor, "fake_device", tensor.device).type == "meta")
 
 
 def fake_run(step: ModelStep) -> MemoryTrace:
@@ -61,6 +80,7 @@ def fake_run(step: ModelStep) -> MemoryTrace:
     """
     recorder = StepRecorder(step, FakeDevice(step))
     run_config = step.run_config
+    step.offloading = recorder.offloading  # type: ignore[method-assign]
     step.assign = recorder.assigned  # type: ignore[method-assign]  # nothing outlives its use; `in_loop` adds what does
     # What lives on between micro-batches and steps is added by `derived_traces.in_loop`.
     loop = LIGHTNING if run_config.zeroes_between else FREED
@@ -71,16 +91,24 @@ def fake_run(step: ModelStep) -> MemoryTrace:
         recorder.run_compiled()
     with recorder.watching():
         step.start(run_config.changed(loop=loop, accumulate=micro_batches))
-        if run_config.parallelism.world_size > 1 or run_config.objects:
-            # FSDP, or a caller's optimizer, allocates in its first step what it keeps.
+        if run_config.parallelism.world_size > 1 or run_config.objects or run_config.step_in_backward:
+            # FSDP, a caller's optimizer, or one in backward allocates in its first step what it keeps.
             step.run(recorder.unrecorded)
         if run_config.has_gradients_before:
             step.advance(recorder.unrecorded, FORWARD)
         recorder.hold_state()
         step.advance(recorder.recorded, OPTIMIZER, STEP_END)
-        if step.optimizer is not None:
+        if step.optimizer is not None and not run_config.step_in_backward:
             recorder.record_update()
         return recorder.log.trace(run_config.device)
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("meta", memory_format=torch.contiguous_format)
+
+
+def _to_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu")
 
 
 # ---- a memory trace as a function of a log ----
@@ -120,6 +148,7 @@ class StepLog(RunLog):
     begun_at: int = 0  # the first event of the step
     marks: list[tuple[int, MemoryEvent]] = field(default_factory=list)  # events of no bytes, before that event
     collectives: list[Collective] = field(default_factory=list)
+    moved: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # bytes between GPU and host, or on the host
     variables: dict[int, str] = field(default_factory=dict)  # of the loop that refer to blocks
     streams: dict[int, str] = field(default_factory=dict)  # of blocks in another stream than computation
     origins: dict[int, Block] = field(default_factory=dict)
@@ -146,6 +175,7 @@ class StepLog(RunLog):
         self.left, self.begun_at = self.alive(), len(self.events)
         self.marks.clear()
         self.collectives.clear()
+        self.moved.clear()
 
     def mark(self, position: Position, operator: str, paths: Iterable[str], counts: Iterable[int]) -> None:
         """Mark a position by a zero-byte event for each path, with a number of elements.
@@ -178,7 +208,8 @@ class StepLog(RunLog):
             events += events_of(self, (number for number in range(begun, stop) if number not in births), self.block)
             events += [] if row is None else [row]
             begun = stop
-        return MemoryTrace.of(state, events, GRANULE_BYTES[device], self.collectives)
+        moved = [Collective(*key, size) for key, size in self.moved.items()]
+        return MemoryTrace.of(state, events, GRANULE_BYTES[device], self.collectives + moved)
 
 
 # ---- the recorder of a step ----
@@ -195,7 +226,12 @@ class StepDevice(Device):
 
     def has(self, tensor: Any) -> bool:
         """Return True for a tensor that is on the device in a real step: an optimizer's numbers are on the CPU."""
-        return not (self.kind == CUDA and tensor.dim() == 0 and self.recorder.phase == OPTIMIZER)
+        return not ((self.kind == CUDA and tensor.dim() == 0 and self.is_update) or is_on_host(tensor))
+
+    @property
+    def is_update(self) -> bool:
+        """Return True in an optimizer step, which may be in backward."""
+        return bool(self.recorder.phase == OPTIMIZER or self.recorder.updating)
 
     def scratch(self, operator: Any, args: Any) -> Any:
         return cuda_scratch(operator, args, self.threads) if self.kind == CUDA else cpu_scratch(operator, args)
@@ -208,6 +244,7 @@ class FakeDevice(StepDevice):
         super().__init__(step)
         self.answers = DataDependentAnswers(is_masked=step.run_config.padding > 0)
         self.has_objects = bool(step.run_config.objects)
+        self.has_host = step.run_config.offload_activations or step.run_config.offload_optimizer
         self.outside: dict[int, tuple[Any, Any]] = {}  # a real tensor's id -> the tensor, and the fake one for it
         mark_valid(step.inputs, step.run_config.padding)
         if any("label" in name for name in step.inputs):  # the code of the model or its loss selects the valid ones
@@ -217,7 +254,7 @@ class FakeDevice(StepDevice):
         return True
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        is_update = self.recorder.phase == OPTIMIZER
+        is_update = self.is_update
         if is_update and operator is torch.ops.aten.lift_fresh.default:
             out: Any = torch.empty(args[0].shape, dtype=args[0].dtype)  # a step counter, of which no value is needed
         else:
@@ -226,6 +263,8 @@ class FakeDevice(StepDevice):
             out = all_valid(operator, args)
         if out is None and self.has_objects:
             args, kwargs = tree_map(self._fake, (args, kwargs))
+        if out is None and self.has_host and ("device" in kwargs or any(map(is_on_host, tensors((args, kwargs))))):
+            out = operator(*args, **kwargs)
         if out is None:
             try:
                 out = _RESULTS.run(operator, args, kwargs)
@@ -254,7 +293,7 @@ class FakeDevice(StepDevice):
 
     def number(self, tensor: Any) -> Any:
         """Return the value of a one-element tensor; other numbers that an optimizer reads are step counters."""
-        otherwise = 1 if self.recorder.phase == OPTIMIZER else None
+        otherwise = 1 if self.is_update else None
         return self.answers.value(torch.ops.aten._local_scalar_dense.default, tensor, otherwise=otherwise)
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: Any) -> int | None:
@@ -282,10 +321,24 @@ class StepRecorder(Recorder):
                 self.log.mark(self.position()._replace(path=""), UPDATE, paths, [1] * len(paths))
 
         row = self.step.run_config.parallelism.row
+        if self.step.run_config.step_in_backward:
+            stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
+            stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
         if self.step.optimizer is not None and row.divides_optimizer:
             self.step.optimizer.register_step_pre_hook(updating)
         if row.is_sharded:
             stack.enter_context(watched_gathers(self._gathering))
+
+    def _stepping(self, optimizer: Any, *rest: Any) -> None:
+        super()._stepping(optimizer, *rest)
+        self.phase = BACKWARD  # in which the step is
+
+    def _stepped(self, optimizer: Any, *rest: Any) -> None:
+        self.updating -= 1
+
+    def offloading(self) -> AbstractContextManager[Any]:
+        """Return the context in which all that is saved for backward moves to the host, as in torch's save_on_cpu."""
+        return torch.autograd.graph.saved_tensors_hooks(_to_host, _to_gpu)
 
     @contextmanager
     def _gathering(self, path: str) -> Iterator[None]:
@@ -318,7 +371,7 @@ class StepRecorder(Recorder):
         """Record an optimizer step after the first one, which creates the optimizer's state."""
         if not self.step.run_config.objects:  # else a whole step has run
             with self.unrecorded(OPTIMIZER):
-                self.step.optimizer.step()  # type: ignore[union-attr]  # the caller has looked
+                self.step.optimizer.step()
             self.hold_state()
         self.step.run(self.recorded)
 
@@ -329,8 +382,10 @@ class StepRecorder(Recorder):
         is_apart = self.device.kind == CUDA and run_config.optimizer_implementation != "fused"
         host_state = row.host_state if row and is_apart else ()  # such as step counters
         for block, tensor in self.step.state():
-            is_on_host = block.part == "optimizer_state" and block.path.rpartition(".")[2] in host_state
-            if not is_on_host and storage_key(tensor) not in self.numbers:
+            is_number = block.part == "optimizer_state" and block.path.rpartition(".")[2] in host_state
+            if is_on_host(tensor):
+                self.log.moved[OPTIMIZER, ON_HOST, block.path] = tensor.nbytes
+            elif not is_number and storage_key(tensor) not in self.numbers:
                 number = self.log.hold(block, tensor.untyped_storage().nbytes())
                 self._follow(number, tensor.untyped_storage())
                 is_state = block.part == "optimizer_state"
@@ -376,12 +431,24 @@ class StepRecorder(Recorder):
             if any(owners):  # a loss may join tensors that are no parameter's
                 self.log.mark(position, name, owners, [tensor.numel() for tensor in args[0]])
         super()._allocated(call, args, kwargs, out, summed)
+        if name in _MOVES and isinstance(self.device, FakeDevice) and self.device.has_host:
+            self._note_move(position, args[name == "copy_"], out)
         results = tensors(out) if self.phase == OPTIMIZER and self.device.kind == CUDA else []
         for index, tensor in enumerate(results):  # numbers, such as norms, are no blocks and belong to a parameter
             if storage_key(tensor) not in self.numbers:
                 number = -2 - len(self.parameters)
                 self.parameters[number] = self._owner_of(args, index, len(results))
                 self._follow(number, tensor.untyped_storage())
+
+    def _note_move(self, position: Position, moved: Any, out: Any) -> None:
+        """Record a copy between GPU and host, and name the block of a gradient, or of what was saved."""
+        is_down = is_on_host(out)
+        if is_down == is_on_host(moved):
+            return
+        number = self.numbers.get(storage_key(moved if is_down else out), -1)
+        if position.phase == BACKWARD and number >= 0:
+            self.log.blocks[number].part = "gradients" if is_down else _SAVED
+        self.log.moved[position.phase, TO_HOST if is_down else TO_GPU, position.path] += moved.nbytes
 
     def _note_collective(self, kind: str, name: str, args: Any, tree: Any) -> None:
         """Record a collective of these arguments, and mark the tensors' blocks in `tree`.

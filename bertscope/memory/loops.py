@@ -28,6 +28,8 @@ _STEPS = 3  # the first makes the optimizer's state, the second leaves what the 
 _IMPORTS = {
     "deepcopy(": "from copy import deepcopy",
     "autocast_each_forward(": "from bertscope.memory.step import autocast_each_forward",
+    "partial(": "from functools import partial",
+    "savers.": "from bertscope.model import savers",
     "losses.": "from bertscope.tracing import losses",
     "bertscope.memory.optimizers.": "import bertscope.memory.optimizers",
     "logits_of(": "from bertscope.memory.step import logits_of",
@@ -63,11 +65,13 @@ def loop_script(source: ModelSource, run: RunConfig) -> str:
 
 def _loop(run: RunConfig, has_loss: bool) -> str:
     forward = [f"loss = {_forward(run, 'batch')}"]
-    if run.loss == MODEL:
+    if run.loss == MODEL and not run.loss_chunks:
         forward = [f"output = {_forward(run, 'batch')}"]
         if run.mode == TRAINING:
             forward += ["loss = output.loss" if has_loss else "loss = output[0].sum()"]
         forward += ["del output"] * (run.loop != PLAIN)
+    if run.offload_activations:
+        forward = ["with torch.autograd.graph.save_on_cpu(pin_memory=True):", *(f"    {line}" for line in forward)]
     if run.mode == TRAINING and run.accumulate > 1:
         forward += [f"loss = loss / {run.accumulate}"]
     has_optimizer = run.mode == TRAINING and run.optimizer in OPTIMIZERS
@@ -197,6 +201,9 @@ def _optimizer(run: RunConfig) -> list[str]:
     module = "torch.optim" if row.in_torch else "bertscope.memory.optimizers"
     arguments = "".join(f", {name}={value!r}" for name, value in {"lr": 1e-4, **run.optimizer_arguments}.items())
     lines = [f"optimizer = {module}.{row.class_name}(model.parameters(){arguments})"]
+    if saver := "StepInBackward" * run.step_in_backward or "HostOptimizer" * run.offload_optimizer:
+        make = f"partial({module}.{row.class_name}{arguments})"
+        lines = [f"optimizer = savers.{saver}(model.parameters(), {make})"]
     if run.grad_scaler:
         lines += [f"scaler = torch.amp.GradScaler({run.device!r})"]
     if run.ema:

@@ -216,11 +216,11 @@ class PlanSearch:
         cheaper = (row for row in self.rows.values() if self._cost(row) < self._cost(self.answer))
         return max(cheaper, key=self._cost, default=None)
 
-    def rank(self, is_timed: bool) -> tuple[bool, bool, float, int]:
-        """Return what makes the answer better, the smaller the better: no change, then the time or the share."""
+    def rank(self, is_timed: bool) -> tuple[bool, bool, bool, float, int]:
+        """Return what makes the answer better, the smaller the better: no change, no copies, the time or the share."""
         answer = self.answer
         cost = (_seconds(answer) if is_timed else None) or answer.recompute_share
-        return answer.answer != YES, bool(self.changes), cost, len(self.changes)
+        return answer.answer != YES, bool(self.changes), bool(answer.cost.copied_bytes), cost, len(self.changes)
 
     def _beyond(self, space: PlanSpace, plan: Counts, number: int, most: float) -> Counts | None:
         """Run a plan and the next ones, `number` in all, that need up to `most` times the memory.
@@ -299,12 +299,14 @@ class PlanSearch:
         lists = space.in_lists(counts) if space else ()
         run = replace(self.run_config, checkpointing=strategy_text(lists))
         recomputed = run.accumulate * space.recompute_flops(counts) if space else 0
-        step_flops = self.simulator.flops(replace(run, checkpointing=NONE)) + recomputed
+        plain = replace(run, checkpointing=NONE)
+        step_flops = self.simulator.flops(plain) + recomputed
+        chunks_flops = step_flops - recomputed - self.simulator.flops(plain.changed(loss_chunks=0))
         self.rows[space, counts] = PlanRow(
             checkpointing=run.checkpointing,
             batch=run.batch,
             accumulate=run.accumulate,
-            cost=self.simulator.cost(run, recompute_flops=recomputed, step_flops=step_flops),
+            cost=self.simulator.cost(run, recompute_flops=recomputed + chunks_flops, step_flops=step_flops),
             recompute_share=recomputed / (space.flops * run.accumulate) if space and space.flops else 0.0,
             recompute_moved_bytes=run.accumulate * space.moved_bytes if space else 0,
             changes=self.changes,

@@ -24,6 +24,7 @@ from bertscope.memory.summary import (
     device_cost,
     estimated,
     for_gpu,
+    host_cost,
     memory_report,
     replay,
     reserved_range,
@@ -204,7 +205,7 @@ class Simulator:
             limits = (each._limit_bytes for each in (self, self.with_margin(0.0)) if each.is_served(run_config))
             at = next(limits, None)  # without a limit if it does not fit
             replays = (self.allocator(run_config, laid, at) for laid in self.placements(run_config))
-            fields = {"reserved": reserved_range(replays), **fields}
+            fields = {"reserved": reserved_range(replays), **host_cost(trace, run_config), **fields}
         fields = {
             "workspace_bytes": room.workspace_bytes,
             "context": room.context,

@@ -17,10 +17,12 @@ from bertscope.memory.trace import Block
 from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
 from bertscope.model.quantized import QuantizedLinear
+from bertscope.model.savers import HostOptimizer, StepInBackward
 from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.rows import CodeObject
 from bertscope.settings.run_config import (
+    CPU,
     CUDA,
     FLASH_KERNELS,
     INFERENCE,
@@ -33,7 +35,7 @@ from bertscope.settings.run_config import (
 from bertscope.settings.training import CUSTOM, MODEL, NO_OPTIMIZER, OPTIMIZERS
 from bertscope.sources.find import teachers
 from bertscope.sources.model_source import ModelSource, as_source_error, built_for_counting
-from bertscope.torch_access import compile_module, nn, storage_key, torch, tree_map
+from bertscope.torch_access import compile_module, is_plain_fake, nn, storage_key, torch, tree_map
 from bertscope.torch_access.distributed import held_tensors, is_wrapper, set_gradient_sync, unreduced_gradients
 from bertscope.tracing.fake_tensors import attribute_tensors, state_tensors, trainable, valid_tokens
 from bertscope.tracing.inputs import inputs_for, loss_of, with_values
@@ -60,7 +62,7 @@ def training_loop(
     model: nn.Module,
     batch: dict[str, Any],
     criterion: Callable[[dict[str, Any]], Any],
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Any,
     scaler: torch.amp.GradScaler,
     average: dict[str, torch.Tensor],
     sync_gradients: Callable[[bool], None],
@@ -93,12 +95,15 @@ def training_loop(
                     loss = loss.detach()
                 elif run.loop != PLAIN:
                     del loss
-        if optimizer is not None:
+        if optimizer is not None and not run.step_in_backward:
             yield OPTIMIZER
             if run.clip_grad_norm:
                 if run.grad_scaler:
                     scaler.unscale_(optimizer)
-                clip_gradients(model)
+                if run.offload_optimizer:
+                    torch.nn.utils.clip_grad_norm_(optimizer.copies, 1.0)
+                else:
+                    clip_gradients(model)
             if run.grad_scaler:
                 scaler.step(optimizer)
                 scaler.update()
@@ -106,10 +111,10 @@ def training_loop(
                 optimizer.step()
             if not run.zeroes_between:
                 optimizer.zero_grad(set_to_none=not run.keep_gradients)
-            if run.ema:
-                for name, parameter in model.named_parameters():
-                    if name in average:
-                        average[name].lerp_(parameter.detach(), 0.001)
+        if optimizer is not None and run.ema:
+            for name, parameter in model.named_parameters():
+                if name in average:
+                    average[name].lerp_(parameter.detach(), 0.001)
         if run.eval_batch:
             yield EVALUATING
             evaluate()
@@ -243,9 +248,13 @@ class ModelStep:
         for _ in range(2 if self.optimizer is not None else 0):
             self.run(phase)
 
+    def offloading(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass whose saved tensors are in the host's memory until backward."""
+        return torch.autograd.graph.save_on_cpu(pin_memory=True)
+
     def criterion(self, batch: dict[str, Any]) -> Any:
         """Return a micro-batch's loss; on the way the model's outputs are assigned to variables of the loop."""
-        with self._watched_outputs():
+        with self._watched_outputs(), self.offloading() if self.run_config.offload_activations else nullcontext():
             loss = self.loss(self.called, batch)
         layers = (layer for layer in self.model.modules() if isinstance(layer, QuantizedLinear) and layer.saved_input)
         self.assign("output", [layer.saved_input() for layer in layers], -1)  # which live as long as the graph
@@ -278,7 +287,8 @@ class ModelStep:
 
     def predict(self, batch: dict[str, Any]) -> Any:
         """Return the model's output for a held-out batch, or its loss if that is not the model's own."""
-        return self.called(**batch) if self.run_config.loss == MODEL else self.loss(self.called, batch)
+        has_output = self.run_config.loss == MODEL and not self.run_config.loss_chunks
+        return self.called(**batch) if has_output else self.loss(self.called, batch)
 
     def sync_gradients(self, is_synced: bool) -> None:
         """Have the ranks average the gradients of the next backward pass, or add them up first."""
@@ -326,8 +336,16 @@ class ModelStep:
             yield "communication", path, bucket
         paths: dict[torch.Tensor, str] = {param: path for path, param in self.model.named_parameters()}
         optimizer: Any = getattr(self.optimizer, "optim", self.optimizer)  # of this rank, with ZeRO
+        if isinstance(optimizer, HostOptimizer):
+            paths |= {copy: paths[param] for param, copy in zip(optimizer.params, optimizer.copies, strict=True)}
+            for copy in optimizer.copies:
+                yield "optimizer_state", f"{paths[copy]}.copy", copy
+                if copy.grad is not None:
+                    yield "optimizer_state", f"{paths[copy]}.gradient", copy.grad
+            optimizer = optimizer.optimizer
         of_model = {id(tensor) for param in paths for tensor in (param, param.grad)}  # its groups refer to these
-        for param, name, tensor in state_tensors(optimizer) if optimizer is not None else ():
+        optimizers = optimizer.optimizers.values() if isinstance(optimizer, StepInBackward) else [optimizer]
+        for param, name, tensor in (row for one in optimizers if one is not None for row in state_tensors(one)):
             if id(tensor) not in of_model:
                 yield "optimizer_state", f"{paths.get(param, '')}.{name}", tensor
         for path, parameter in self.model.named_parameters():
@@ -427,14 +445,17 @@ def meta_inputs(model: nn.Module, run_config: RunConfig) -> Any:
     return batch_of_texts(run_config, inputs)
 
 
-def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> torch.optim.Optimizer | None:
-    """Return the trainable parameters' optimizer; None if there are none, or no optimizer step."""
+def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> Any:
+    """Return the trainable parameters' optimizer; None if there are none, or no optimizer step.
+
+    The host of fake tensors is meta: they are on the CPU for a GPU.
+    """
     params = list(params)
     trained = trainable(params)
     if run_config.optimizer == NO_OPTIMIZER or run_config.mode != TRAINING or not trained:
         return None
     if isinstance(run_config.optimizer, CodeObject):
-        return _given_optimizer(run_config.optimizer, params, run_config)  # type: ignore[no-any-return]
+        return _given_optimizer(run_config.optimizer, params, run_config)
     row = OPTIMIZERS.get(run_config.optimizer)
     if row is None:
         raise SelectionError(
@@ -444,6 +465,11 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     optimizer: Any = getattr(torch.optim if row.in_torch else optimizers, row.class_name)
     # A learning rate of 0 keeps the weights; memory and FLOPs are the same.
     arguments = {"lr": 0.0, **run_config.optimizer_arguments}
+    if run_config.step_in_backward:
+        return StepInBackward(trained, partial(optimizer, **arguments))
+    if run_config.offload_optimizer:
+        host = "meta" if is_plain_fake(trained[0]) else CPU
+        return HostOptimizer(trained, partial(optimizer, **arguments), host)
     if run_config.parallelism.row.divides_optimizer:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -452,13 +478,16 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> tor
     divided = {is_wrapped: [param for param in trained if is_wrapper(type(param)) == is_wrapped]
                for is_wrapped in (False, True)}  # fmt: skip
     groups = [{"params": group} for group in divided.values() if group]
-    return optimizer(groups, **arguments)  # type: ignore[no-any-return]
+    return optimizer(groups, **arguments)
 
 
 def _given_optimizer(custom: CodeObject, params: list[nn.Parameter], run_config: RunConfig) -> Any:
     """Return the optimizer of the caller's program for a copy of the model, with torch's choice of implementation."""
     if run_config.parallelism.world_size > 1:
         raise SelectionError(f"the optimizer {custom.label} is estimated in one process; leave the ranks out")
+    for name in ("step_in_backward", "offload_optimizer"):
+        if getattr(run_config, name):
+            raise SelectionError(f"{name_of(name)} makes the optimizers itself; give {name_of('optimizer')} as a word")
     with as_source_error(f"the optimizer {custom.label}"):
         optimizer = custom.value(params)
     step = optimizer.step

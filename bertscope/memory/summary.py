@@ -11,7 +11,7 @@ from typing import Any
 from bertscope.gpus import Gpu, gpu_threads, sdpa_kernel
 from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, Allocator, Workspaces, replayed, requests
 from bertscope.memory.kernel_rules import by_thread, overhead, placements
-from bertscope.memory.trace import Collective, MemoryTrace, Moment
+from bertscope.memory.trace import ON_HOST, TO_GPU, TO_HOST, Collective, MemoryTrace, Moment
 from bertscope.reports.base import UNCOUNTED, Note, Subject
 from bertscope.reports.json import not_negative, typed
 from bertscope.reports.memory import (
@@ -20,6 +20,7 @@ from bertscope.reports.memory import (
     BACKWARD,
     BROADCAST,
     FORWARD,
+    OPTIMIZER,
     REDUCE_SCATTER,
     Memory,
     MemoryReport,
@@ -216,6 +217,7 @@ def device_cost(trace: MemoryTrace, run_config: RunConfig, gpu: Gpu | None = Non
         "workspace_bytes": room.workspace_bytes,
         "reserved": reserved,
         "context": room.context,
+        **host_cost(trace, run_config),
     }
 
 
@@ -245,6 +247,17 @@ def for_gpu(run_config: RunConfig, gpu: Gpu | None) -> RunConfig:
         return run_config
     chosen = sdpa_kernel(gpu, run_config.compute_precision) if run_config.sdpa_kernel == "auto" else None
     return replace(run_config, sdpa_kernel=chosen or run_config.sdpa_kernel, gpu_threads=gpu_threads(gpu) or 0)
+
+
+def host_cost(trace: MemoryTrace, run_config: RunConfig) -> dict[str, int]:
+    """Return the fields of a step that uses the host's memory: what lies there, and what is copied in either way."""
+    lying = moved = 0
+    for call in trace.collectives:
+        if call.kind == ON_HOST or (call.kind, call.phase) == (TO_HOST, FORWARD):
+            lying += call.full_bytes
+        if call.kind in (TO_HOST, TO_GPU):
+            moved += call.full_bytes * (1 if call.phase == OPTIMIZER else run_config.accumulate)
+    return {"host_bytes": lying, "copied_bytes": moved} if lying else {}
 
 
 # ---- the traffic between ranks ----
@@ -292,7 +305,7 @@ def traffic(
     sent_rows: dict[tuple[str, str, str, int], TrafficRow] = {}
     reductions = micro_batches if parallelism.sync_each_batch else 1
     buckets = reductions * bucket_count if parallelism.row.has_buckets else 0
-    for call in collectives:
+    for call in (call for call in collectives if call.kind in COLLECTIVE_SHARES):
         # What each reduction of gradients has once; DDP broadcasts the buffers after one.
         is_of_replicas = call.kind == ALL_REDUCE and REPLICATE in parallelism.row.dimensions
         is_reduction = (call.phase, call.kind) == (FORWARD, BROADCAST) or (

@@ -27,6 +27,7 @@ from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER, R
 from bertscope.reports.step import Parts
 
 SMALLEST, LARGE_BATCH = 2, 2 + 1019  # the recorded batches; some operators treat a batch of 1 differently
+TO_HOST, TO_GPU, ON_HOST = "to host", "to GPU", "on host"  # bytes that are copied, or in the host's memory
 RETURN, UPDATE, STACK, CAT = "return of forward", "update", "stack", "cat"
 PARTS = tuple(part.name for part in fields(Parts))
 # The allocator rounds sizes up to a multiple of it; CUDA's: kMinBlockSize in c10/core/AllocatorConfig.h.

@@ -73,6 +73,15 @@ class TimeRange(Record):
         return TimeRange(low_seconds=count * self.low_seconds, high_seconds=count * self.high_seconds)
 
 
+# Bytes per second of copies from pinned memory, as nvbandwidth measures them: PCIe 3.0 (T4) and 5.0 (H100), 16 lanes.
+_SLOWEST_COPY, _FASTEST_COPY = 12e9, 55e9
+
+
+def copy_time(copied_bytes: int) -> TimeRange:
+    """Return the time in which that many bytes are copied between GPU and host."""
+    return TimeRange(low_seconds=copied_bytes / _FASTEST_COPY, high_seconds=copied_bytes / _SLOWEST_COPY)
+
+
 class StepTime(Record):
     """The time of a step and of an epoch; with a calibration of the GPU also the rates that follow.
 
@@ -127,6 +136,8 @@ class StepCost(Record):
     margin: float = 0.0  # the share of the limit that a step which fits leaves free
     shortfall: ByteRange | None = None  # low: of the limit, with the smallest context and no fragmentation; high: of
     # the limit without the margin, with the largest context
+    host_bytes: int | None = None  # in the CPU's memory: what is offloaded there
+    copied_bytes: int | None = None  # in a step between GPU and host, in either way
     step_flops: int | None = None  # matmul FLOPs of forward, backward and recomputation; a multiply-add is 2
     recompute_flops: int | None = None  # that checkpointing adds; a part of step_flops
     time: StepTime | None = None

@@ -70,12 +70,16 @@ class FitSettings(Files, total=False):
     ema: bool
     loop: Loop
     loss: str | Callable[..., Any]
+    loss_chunks: int
     pairs: int | None
     hard_negatives: int
     eval_batch: int | None
     eval_samples: int
     checkpointing: str | Sequence[str]
     reentrant: bool
+    offload_activations: bool
+    offload_optimizer: bool
+    step_in_backward: bool
     compile: bool
     padding: float
     dropout: bool

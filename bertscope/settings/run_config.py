@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from importlib.metadata import version
-from operator import eq, ne
+from operator import eq, ne, not_
 from typing import Any, NamedTuple
 
 from bertscope.gpus import GPUS, find_gpu, typed_prices
@@ -29,6 +29,7 @@ from bertscope.settings.training import (
     ADAMW,
     CUSTOM,
     EVALUATING_KEYS,
+    EXCLUDED,
     FORMS,
     IMPLEMENTATIONS,
     LOSSES,
@@ -74,6 +75,8 @@ _OF_TRAINING = {"mode": partial(eq, TRAINING)}
 _WITH_LOSS = {"mode": (TRAINING, EVALUATION).__contains__}
 _WITH_GRADIENTS = {"mode": (TRAINING, FORWARD).__contains__}
 _OF_CUDA = {"device": partial(eq, CUDA)}
+# Not on the host: an optimizer that is a kernel of CUDA.
+_ON_HOST = [name for name, optimizer in OPTIMIZERS.items() if not optimizer.is_kernel_on_cuda]
 
 
 def _strategy(text: str) -> str:
@@ -207,6 +210,11 @@ class RunConfig(Settings):
         names_code=lambda loss: is_code(loss_parts(loss)[1]), concerns=_WITH_LOSS, text="loss {}", of_modules=False,
         implies={"loop": TRAINER, "mode": TRAINING},
     )
+    loss_chunks: int = row(
+        0, "Compute the cross-entropy in N chunks of tokens, whose logits are recomputed in backward. The logits of "
+        "all tokens never exist; 0 is the loss of the model's class.", below=1025, metavar="N",
+        text="loss in {} chunks", concerns=_WITH_LOSS | {"loss": partial(eq, MODEL)}, of_modules=False,
+    )
     pairs: int | None = row(
         None, f"The number of texts in an example, for {losses_with('pairs')}. Hard negatives are extra; the default "
         "is 2 (a query and its positive), and 1 for distil.", kind=int, low=1, below=1025, metavar="N",
@@ -224,7 +232,7 @@ class RunConfig(Settings):
     eval_samples: int = row(
         0, "The number of sequences in an evaluation whose logits stay on the device, for metrics.", metavar="N",
         text="logits of {} sequences kept", of_modules=False,
-        concerns={"eval_batch": bool, "loss": partial(eq, MODEL)},
+        concerns={"eval_batch": bool, "loss": partial(eq, MODEL), "loss_chunks": not_},
     )
     checkpointing: str = row(
         NONE, "Activation checkpointing, such as full or selective.", section="common", choices=EXAMPLE_STRATEGIES,
@@ -236,6 +244,18 @@ class RunConfig(Settings):
         False, "Use reentrant checkpointing (use_reentrant=True).", concerns={"checkpointing": takes_reentrant},
         trainer={ "activation_checkpointing": is_reentrant, "activation_checkpointing_kwargs": reentrant_keyword,
         "gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword, }, of_modules=False,
+    )
+    offload_activations: bool = row(
+        False, "Hold what is saved for backward in the host's memory (torch.autograd.graph.save_on_cpu).",
+        text="activations offloaded", concerns=_WITH_GRADIENTS | _OF_CUDA,
+    )
+    offload_optimizer: bool = row(
+        False, "Hold optimizer state, gradients and a copy of the weights in the host's memory, and update there.",
+        text="optimizer offloaded", concerns=_OF_TRAINING | _OF_CUDA | {"optimizer": _ON_HOST.__contains__},
+    )
+    step_in_backward: bool = row(
+        False, "Update each parameter in backward as soon as its gradient is complete, and free the gradient.",
+        text="optimizer step in backward", concerns=_OF_TRAINING | {"optimizer": OPTIMIZERS.__contains__},
     )
     compile: bool = row(
         False, "Compile the model with torch.compile (inductor, static shapes).", text="compiled",
@@ -359,7 +379,7 @@ class RunConfig(Settings):
         """Return the arguments of the optimizer's class; `foreach` and `fused` are torch's choice for the device."""
         row = OPTIMIZERS.get(self.optimizer)
         implementation = self.optimizer_implementation
-        if implementation == "default" and self.device == CUDA and row:
+        if implementation == "default" and self.device == CUDA and row and not self.offload_optimizer:
             is_foreach = row.foreach_on_cuda and self.torch_version >= FOREACH_FROM
             implementation = "fused" if row.is_kernel_on_cuda else "foreach" if is_foreach else "default"
         chosen = {name: getattr(self, name) for name in (row.takes if row else ()) if getattr(self, name)}
@@ -476,7 +496,18 @@ class DryRun(Settings):
 
 
 # The settings that FLOPs depend on.
-OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", "loss", "pairs", "hard_negatives")
+OF_FLOPS = (
+    "batch",
+    "seq",
+    "mode",
+    "checkpointing",
+    "freeze",
+    "input",
+    "loss",
+    "loss_chunks",
+    "pairs",
+    "hard_negatives",
+)
 # The settings of a script's run that its code does not decide.
 OF_CARD = ("gpu", "budget", "context", "margin", "expandable_segments")
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
@@ -528,6 +559,13 @@ QUESTIONS = {
     "sweep": Question(_BATCH, tuple(rows(*SWEPT)), (), SWEPT, ("plan",)),
     "check": Question(records=(RunConfig,), files=()),
 }
+
+
+def _both(one: Any, other: Any) -> bool:
+    """Return True if both settings have an effect: one rank, one micro-batch and the default have none."""
+    return bool(one) and (other is True or other not in (False, 1, "default"))
+
+
 _MOST_BATCHES = 10_000  # of an evaluation: all that keep logits are followed
 RULES += [
     Rule(("grad_scaler", "precision"), lambda scaler, precision: scaler and precision == FP16.name,
@@ -541,6 +579,8 @@ RULES += [
          "{loss} {loss_value} is modelled in one process only; leave out the strategy and the ranks"),
     Rule(("loss", "pairs"), lambda loss, texts: texts == 1 and "mnrl" in loss,
          "{loss} {loss_value} ranks a query and its positive; give {pairs} 2 or more"),
+    *(Rule((saver, name), _both, f"{{{saver}}} is modelled without {{{name}}}; leave one of them out")
+      for saver, names in EXCLUDED.items() for name in names),
     Rule(("ema", "quantize"), lambda ema, how: ema and how in QUANTIZED,
          "an average of quantized weights means nothing; leave {ema} or {quantize} out"),
     Rule(("eval_samples", "eval_batch"), lambda samples, batch: samples > _MOST_BATCHES * (batch or 1),

@@ -101,6 +101,31 @@ OPTIMIZERS = {
 NO_OPTIMIZER = "none"
 CUSTOM = "custom"  # an optimizer of a Python program whose class has no row
 LEANER = {"8bit": "adamw-8bit", "sgd": "sgd"}  # than AdamW, by the words of `plan --may-change`
+# Words of `plan --may-change` -> settings that save memory, the cheapest first; 8 chunks are torchtune's default.
+SAVERS: dict[str, dict[str, Any]] = {
+    "loss-chunks": {"loss_chunks": 8},
+    "step-in-backward": {"step_in_backward": True},
+    "offload-optimizer": {"offload_optimizer": True},
+    "offload-activations": {"offload_activations": True},
+}
+# These settings -> those that they exclude. A step in backward frees each gradient before the next one exists.
+_CPU_ONLY = ("grad_scaler", "keep_gradients", "world_size", "optimizer_implementation", "compile")
+_AT_ONCE = (
+    "accumulate",
+    "clip_grad_norm",
+    "grad_scaler",
+    "world_size",
+    "keep_gradients",
+    "compile",
+    "offload_optimizer",
+)
+EXCLUDED = {
+    "loss_chunks": ("compile",),
+    "offload_activations": ("compile",),
+    "offload_optimizer": _CPU_ONLY,
+    "step_in_backward": _AT_ONCE,
+}
+MAY_CHANGE = ("lora", "freeze", *LEANER, "precision", *SAVERS)
 # Words of `optim` in TrainingArguments.
 TRAINER_OPTIMIZERS = {word: name for name, row in OPTIMIZERS.items() for word in row.trainer}
 TRAINER_IMPLEMENTATIONS = {word: form for row in OPTIMIZERS.values() for word, form in row.trainer.items()}

@@ -12,14 +12,18 @@ from typing import Any
 
 from bertscope.errors import SelectionError, name_of
 from bertscope.model.lora import base_model_of
+from bertscope.model.savers import chunked_loss
 from bertscope.settings.rows import CodeObject
 from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import MODEL, loss_parts
 from bertscope.sources.model_source import ModelSource
-from bertscope.torch_access import nn, torch, tree_map
+from bertscope.torch_access import always, nn, torch, tree_map
 
 Batch = dict[str, Any]
 _SCALE, _MARGIN = 20.0, 5  # `scale` and `triplet_margin` of the classes
+# The end of a language model's class -> whether its labels are the next tokens. The settings that change logits later.
+_SHIFTED = {"ForMaskedLM": False, "ForCausalLM": True, "LMHeadModel": True, "ForConditionalGeneration": False}
+_AFTER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 def batch_of_texts(run_config: RunConfig, inputs: Any) -> Any:
@@ -52,12 +56,27 @@ def loss_function(run_config: RunConfig, *, is_short: bool = False) -> Callable[
         return function
     name, argument = loss_parts(run_config.loss)
     if name == MODEL:
-        return None
+        return partial(chunked, chunks=run_config.loss_chunks) if run_config.loss_chunks else None
     options: dict[str, dict[str, Any]] = {
         "cached-mnrl": {"size": argument, "is_short": is_short},
         "reranker": {"group": run_config.texts},
     }
     return partial(_FUNCTIONS[name], **options.get(name, {}))
+
+
+def chunked(model: nn.Module, batch: Batch, chunks: int) -> torch.Tensor:
+    """Return the loss of a language model whose logits exist for one chunk of tokens at a time."""
+    base: Any = base_model_of(model)
+    name, last = type(base).__name__, getattr(base, "get_output_embeddings", always(None))()
+    kind = next((end for end in _SHIFTED if name.endswith(end)), None)
+    caps = [key for key in _AFTER_LOGITS if getattr(getattr(base, "config", None), key, None) not in (None, 1, 1.0)]
+    if kind is None or last is None or caps:
+        why = f"has {caps[0]}, which changes its logits" if caps else "has no logits of tokens only"
+        raise SelectionError(
+            f"{name} {why}; leave {name_of('loss_chunks')} out, or choose a language model's class, such as "
+            f"{name_of('architecture')} BertForMaskedLM"
+        )
+    return chunked_loss(model, batch, chunks, is_causal=_SHIFTED[kind])
 
 
 def _texts(batch: Batch) -> list[Batch]:

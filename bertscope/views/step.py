@@ -13,7 +13,18 @@ from typing import Any
 from bertscope.errors import named, one_line
 from bertscope.reports.base import PYTHON_ONLY
 from bertscope.reports.memory import EVALUATING, Variant
-from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, RunHistory, StepCost, StepTime, TimeRange
+from bertscope.reports.step import (
+    NO,
+    UNCERTAIN,
+    YES,
+    ByteRange,
+    PhasePeak,
+    RunHistory,
+    StepCost,
+    StepTime,
+    TimeRange,
+    copy_time,
+)
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
@@ -96,6 +107,11 @@ def verdict_text(cost: StepCost) -> str:
     return {UNCERTAIN: "may fit", NO: f"no, {lacking(cost)}"}.get(cost.verdict, cost.verdict)
 
 
+def copied_text(size: int) -> str:
+    """Return copies between GPU and host with their time: `3.20 GiB (58 to 270 ms)`."""
+    return f"{bytes_text(size)} ({time_text(copy_time(size))})"
+
+
 PEAK = "peak"  # the title of a column
 # A cell whose value is None is empty, and a column without any value is not shown.
 COST_COLUMNS = (
@@ -106,6 +122,8 @@ COST_COLUMNS = (
     number("reserved", "reserved", span_text, csv=["reserved_bytes", "reserved.low_bytes"], detail=WIDE),
     Column("on the GPU", lambda cost: bytes_text(cost.gpu_bytes) if cost.reserved else "", values("gpu_bytes"), True),
     Column("fits", verdict_text, values("verdict", "limit_bytes", "margin"), is_verdict=True),
+    number("in host memory", "host_bytes", bytes_text, detail=WIDE),
+    number("copied in a step", "copied_bytes", copied_text, detail=WIDE),
     number("extra FLOPs", "extra_flops", lambda share: f"{100 * share:+.1f} %", detail=WIDE),
     number("step FLOPs", "step_flops", flops_text, csv=["step_flops", "recompute_flops"], detail=WIDE),
     number("step time", "step", time_text, of="time", csv=["step.low_seconds", "step.high_seconds"]),

@@ -42,6 +42,13 @@ SETTINGS = {
         "loop": "trainer", "eval_batch": 9, "eval_samples": 30, "precision": "autocast-bf16", "accumulate": 3,
         "clip_grad_norm": True, "padding": 0.25,
     },
+    "chunked loss": {"loss_chunks": 4, "precision": "autocast-bf16", "eval_batch": 9},
+    "offloaded activations": {"offload_activations": True, "loop": "plain"},
+    "offloaded activations of checkpointing": {
+        "offload_activations": True, "checkpointing": "full", "precision": "autocast-bf16", "accumulate": 2,
+    },
+    "offloaded optimizer": {"offload_optimizer": True, "clip_grad_norm": True, "accumulate": 2, "precision": "bf16"},
+    "step in backward": {"step_in_backward": True, "loss_chunks": 8, "ema": True},
     "distil": {"loss": "distil:bert-mini", "architecture": "BertModel"},
 }  # fmt: skip
 TWICE = {  # settings that others have too

@@ -242,7 +242,7 @@ def test_other_settings_may_change_and_are_named():
     report = bertscope.plan(OWN.module, 1000, batch=2, seq=1, optimizer="sgd", may_change="freeze,lora")
     assert [note.values["names"] for note in report.notes] == ["freeze", "lora"]
     assert [row.changes for row in report.rows] == [{}]
-    with pytest.raises(SelectionError, match="may_change has no 'gpu'; known: 8bit, freeze, lora, precision, sgd"):
+    with pytest.raises(SelectionError, match="may_change has no 'gpu'; known: 8bit, freeze, lora, loss-chunks"):
         bertscope.plan("bert-tiny", "100MiB", may_change="gpu")
 
 
