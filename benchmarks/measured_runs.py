@@ -32,7 +32,7 @@ from typer.testing import CliRunner
 from bertscope.cli import app
 from bertscope.gpus import find_gpu
 from bertscope.memory.caching_allocator import STEPS, history, requests
-from bertscope.memory.lengths import Data, LengthSteps
+from bertscope.memory.lengths import LengthSteps
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import for_gpu
 from bertscope.reports.step import YES
@@ -114,9 +114,10 @@ def histories(run: Run) -> Iterator[int]:
                        input=tuple(others[1:]))  # fmt: skip
     simulator = Simulator(source_of(str(HERE / path / "config.json"))).limited(config, gpu, gpu.context_low_bytes)
     config = for_gpu(config, gpu)
-    steps = LengthSteps(simulator, config, Data(dict.fromkeys(range(1, LINE_TOKENS + 1), 1)))
-    laid = simulator.placements(steps.unpadded)[0]
-    requests_of = cache(lambda seq: requests(steps.trace(steps.unpadded, batch, seq), laid))
+    steps = LengthSteps(simulator, config, dict.fromkeys(range(1, LINE_TOKENS + 1), 1))
+    steps.run = config  # its batches have no mask
+    laid = simulator.placements(config)[0]
+    requests_of = cache(lambda seq: requests(steps.trace(batch, seq), laid))
     tokens, lines = line_lengths()
     for seed in range(SEEDS):
         generator = random.Random(seed)  # noqa: S311

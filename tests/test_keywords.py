@@ -82,7 +82,7 @@ VALUES: dict[str, list[Any]] = {
     "direction": ["RL"], "forward_inputs": [ForwardInputs(seq=4)], "seeds": [2], "around": ["BertPooler"],
     "implementation": ["other"],
     "nn_module": [True], "batch_total": [64], "may_change": ["sgd"], "compare": ["bert-tiny"], "field": ["length"],
-    "tokenizer": ["bert-tiny"], "tokens_per_batch": [64], "search": [True], "training_file": ["args.json"],
+    "tokenizer": ["bert-tiny"], "search": [True], "training_file": ["args.json"],
     "plan": ["plan.json"], "model": [CONFIG], "fit": [True], "budget": ["1GiB"], "calibration": [False],
     "allow": [["unexpected"]], "strip_prefix": ["auto"], "architecture": ["BertForMaskedLM"], "attention": ["eager"],
     "add_pooling_layer": [False], "lora": ["r=2"], "download": [True], "steps": [2],

@@ -55,7 +55,7 @@ def _lengths(call: CommandLine, **keywords: Any) -> LengthsReport:
     with progress_shown():
         report = bertscope.lengths(
             call.about(source), call.lengths, field=call.lengths_field, tokenizer=call.tokenizer,
-            tokens_per_batch=call.tokens_per_batch, seeds=call.seeds, **keywords,
+            seeds=call.seeds, **keywords,
         )  # fmt: skip
     call.show_all(report)
     return report

@@ -43,7 +43,7 @@ class Command:
 _MODEL = "model architecture attention add_pooling_layer lora download"
 _OUT = "fmt output verbose"
 _SHAPES = "batch seq shapes inputs"
-_LENGTHS = "lengths lengths_field tokenizer tokens_per_batch seeds"
+_LENGTHS = "lengths lengths_field tokenizer seeds"
 _VIEW = "rows timeline snapshot"
 _GROUPS = {
     "Parameters and FLOPs": (

@@ -360,17 +360,14 @@ class FitReport(StepReport[FitRow], kind="fit"):
 
 
 class LengthsRow(CostRow):
-    """One way to make batches, and the steps of an epoch with it.
+    """The steps of an epoch with one kind of padding.
 
-    fixed: padded to the longest sequence of all. dynamic: to each batch's longest. grouped: so, of similar
-    lengths. unpadded: without padding. packed: so, up to `tokens_per_batch`. tokens: sorted by length, padded up to
-    `tokens_per_batch`. `cost` is for the worst step, of `worst_batch` sequences of `worst_seq` tokens; its time
-    alone is for a step of mean length.
+    fixed: to the longest sequence of all. dynamic: to each batch's longest. `cost` is for the worst step, of
+    `worst_batch` sequences of `worst_seq` tokens; its time alone is for a step of mean length.
     """
 
     name: str
-    batch: int  # sequences; 0 where `tokens_per_batch` decides
-    tokens_per_batch: int = 0
+    batch: int  # sequences
     batches: int  # of an epoch
     padding: float  # the share of the tokens of an epoch
     expected_bytes: int  # the mean peak of a step

@@ -54,11 +54,6 @@ def note_text(note: Note) -> str:
                 "no time: nothing that fits in one process runs in a precision that the calibration has; 'bertscope "
                 "profile --device cuda --save FILE' on the machine with the GPU measures the rates that it needs"
             )
-        case "lengths_scores":
-            return (
-                "unpadded and packed batches are left out: attention saves its scores here; a fused kernel does not "
-                f"({named('device')} cuda with sdpa attention, or {named('dropout=False')} on a CPU)"
-            )
         case "cpu_scratch_not_counted":  # UNCOUNTED
             on_cpu = f"scratch of {values['kernels']} on a CPU is not counted"
             return on_cpu if values["device"] == CPU else "cuDNN workspaces (0 to 3.3 GiB) not counted"

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 
 import bertscope
 from bertscope.errors import BertscopeError, SourceError
 from bertscope.memory.caching_allocator import Requests, history
-from bertscope.memory.lengths import Data, LengthSteps
+from bertscope.memory.lengths import LengthSteps
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.lengths import _read, read_lengths
@@ -28,29 +27,18 @@ WIDE = {"hidden_size": 64, "intermediate_size": 256, "vocab_size": 500, "max_pos
 OWN = {"optimizer": "sgd"}
 
 
-def counted(lengths: list[int]) -> Data:
-    return Data({length: lengths.count(length) for length in sorted(set(lengths))})
-
-
-def batchings(lengths: list[int], batch: int = 2, tokens: int = 30) -> dict[str, Any]:
-    return {found.name: found for found in counted(lengths).batchings(batch, batch, tokens, tokens)}
-
-
-def processed(found: Any) -> float:
-    return sum(steps * size * length for (size, length), steps in found.shapes.items())
+def counted(lengths: list[int]) -> dict[int, int]:
+    return {length: lengths.count(length) for length in sorted(set(lengths))}
 
 
 def test_an_epoch_of_four_sequences_by_hand() -> None:
-    report = bertscope.lengths("bert-tiny", [64, 16, 32, 32], batch=2, tokens_per_batch=64, **OWN)
+    report = bertscope.lengths("bert-tiny", [64, 16, 32, 32], batch=2, **OWN)
     tokens, every = 64 + 16 + 32 + 32, 4 * 64
     # the six pairs of four sequences: three have 64, and of the others two are padded to 32, like the third
     dynamic = 2 * 2 * (3 * 64 + 3 * 32) / 6
     assert report["fixed"].padding == 1 - tokens / every
     assert report["dynamic"].padding == pytest.approx(1 - tokens / dynamic)
-    assert report["grouped"].padding == 1 - tokens / (2 * 64 + 2 * 32)  # 64, 32 and 32, 16
-    assert report["tokens"].padding == 1 - tokens / (64 + 2 * 32 + 16)  # 64; 32, 32; 16
-    assert [report[name].batches for name in ("fixed", "dynamic", "grouped", "tokens")] == [2, 2, 2, 3]
-    assert {report[name].worst_seq for name in ("fixed", "dynamic", "grouped")} == {64}
+    assert [(row.name, row.batches, row.worst_seq) for row in report.rows] == [("fixed", 2, 64), ("dynamic", 2, 64)]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 6])
@@ -58,30 +46,8 @@ def test_dynamic_padding_is_the_mean_of_all_random_batches(batch: int) -> None:
     lengths = [*LENGTHS[:5], 9]
     longest = [max(chosen) for chosen in combinations(lengths, batch)]
     by_hand = len(lengths) // batch * batch * sum(longest) / len(longest)
-    assert processed(batchings(lengths, batch)["dynamic"]) == pytest.approx(by_hand)
-
-
-def test_batches_of_tokens_hold_each_sequence_once_and_no_more_tokens() -> None:
-    by_hand, rest = [], sorted(LENGTHS, reverse=True)
-    while rest:
-        size = min(30 // rest[0], len(rest))
-        by_hand.append((size, rest[0]))
-        rest = rest[size:]
-    assert sorted(batchings(LENGTHS)["tokens"].shapes.elements()) == sorted(by_hand)
-
-
-def test_grouping_is_that_of_transformers_but_for_the_random_order() -> None:
-    pytest.importorskip("transformers")
-    from transformers.trainer_pt_utils import get_length_grouped_indices
-
-    lengths = list(read_lengths("normal:60,30,4,128").items())
-    each = [length for length, count in lengths for _ in range(count)]
-    found = batchings(each, 8, 256)["grouped"]
-    generator = torch.Generator().manual_seed(1)
-    order = [each[place] for place in get_length_grouped_indices(each, 8, generator=generator)]
-    theirs = sum(8 * max(order[start : start + 8]) for start in range(0, len(order), 8))
-    assert sum(found.shapes.values()) == len(each) // 8
-    assert processed(found) == pytest.approx(theirs, rel=0.005)
+    shapes = LengthSteps(Simulator(small()), RunConfig(), counted(lengths)).shapes(batch)["dynamic"]
+    assert sum(steps * size * length for (size, length), steps in shapes.items()) == pytest.approx(by_hand)
 
 
 def test_flops_of_an_epoch_are_the_closed_form_over_the_list() -> None:
@@ -92,8 +58,9 @@ def test_flops_of_an_epoch_are_the_closed_form_over_the_list() -> None:
         """A forward pass of bert-tiny: 2 layers, 128 wide, and the pooler."""
         return 2 * (24 * length * 128**2 + 4 * length**2 * 128) + 2 * 128**2
 
-    assert report["unpadded"].epoch_flops == sum(map(flops, lengths))
     assert report["fixed"].epoch_flops == len(lengths) * flops(100)
+    alone = bertscope.lengths("bert-tiny", lengths, batch=1, mode="inference", device="cuda")["dynamic"]
+    assert alone.epoch_flops == sum(map(flops, lengths))
 
 
 def plain_peak(source: Any, lengths: list[int]) -> int:
@@ -114,7 +81,7 @@ def test_the_worst_step_of_dynamic_padding_is_that_of_a_plain_loop(attention: st
     report = bertscope.lengths(source, LENGTHS, batch=3, **OWN)
     worst = sorted(LENGTHS)[-3:]
     assert report["dynamic"].peak_bytes == pytest.approx(plain_peak(source, worst), rel=0.001)
-    assert report["grouped"].peak_bytes == report["fixed"].peak_bytes == report["dynamic"].peak_bytes
+    assert report["fixed"].peak_bytes == report["dynamic"].peak_bytes
 
 
 def test_the_mean_peak_of_dynamic_padding_is_that_of_all_random_batches() -> None:
@@ -125,58 +92,6 @@ def test_the_mean_peak_of_dynamic_padding_is_that_of_all_random_batches() -> Non
     assert report["dynamic"].expected_bytes == pytest.approx(sum(pairs) / len(pairs), rel=0.001)
 
 
-class Unpadded(torch.autograd.Function):
-    """Attention over each sequence of one row, as a kernel for sequences of several lengths: it saves no scores."""
-
-    lengths: list[int]
-
-    @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
-        out, sums = torch.empty_like(query.transpose(1, 2)).transpose(1, 2), []
-        for part, *own in zip(*(item.split(Unpadded.lengths, 2) for item in (out, query, key, value)), strict=True):
-            found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*own)
-            part.copy_(found)
-            sums.append(logsumexp)
-        ctx.save_for_backward(query, key, value, out, *sums)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        *saved, sums = *ctx.saved_tensors[:4], ctx.saved_tensors[4:]
-        grads = [torch.empty_like(item.transpose(1, 2)).transpose(1, 2) for item in saved[:3]]
-        parts = (item.split(Unpadded.lengths, 2) for item in (*grads, gradient, *saved))
-        for (*own, grad, query, key, value, out), logsumexp in zip(zip(*parts, strict=True), sums, strict=True):
-            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad, query, key, value, out, logsumexp, 0.0, is_causal=False)  # fmt: skip
-            for part, new in zip(own, found, strict=True):
-                part.copy_(new)
-        return tuple(grads)
-
-
-def test_an_unpadded_step_is_that_of_a_plain_loop_with_attention_over_each_sequence(monkeypatch: Any) -> None:
-    source = small(**WIDE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    lengths = [length * 8 for length in (3, 40, 9, 17, 11)]
-    report = bertscope.lengths(source, lengths, batch=5, dropout=False, **OWN)
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *own, **_: Unpadded.apply(*own))
-    Unpadded.lengths = lengths
-
-    def inputs(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        ids = torch.randint(0, source.config.vocab_size, (1, sum(lengths)))
-        places = torch.cat([torch.arange(length) for length in lengths])[None]
-        return {"input_ids": ids, "labels": ids.clone(), "position_ids": places}
-
-    measured = peak_bytes(lambda: bertscope.build(source.config, source.architecture, device="cpu"), inputs,
-                          lambda params: torch.optim.SGD(params, lr=0.0))  # fmt: skip
-    assert report["unpadded"].peak_bytes == pytest.approx(measured, rel=0.01)
-    assert report["unpadded"].peak_bytes < report["fixed"].peak_bytes
-
-
-def test_a_step_that_saves_scores_has_no_unpadded_batches() -> None:
-    report = bertscope.lengths(small(**WIDE), [8, 64], batch=2, tokens_per_batch=64, **OWN)  # dropout on a CPU
-    assert [row.name for row in report.rows] == ["fixed", "dynamic", "grouped", "tokens"]
-    assert [note.key for note in report.notes] == ["lengths_scores"]
-
-
 def test_between_two_lengths_the_peak_is_not_below_that_of_the_step() -> None:
     source = small(attention="eager", **WIDE)
     run = RunConfig(optimizer="sgd")
@@ -184,7 +99,7 @@ def test_between_two_lengths_the_peak_is_not_below_that_of_the_step() -> None:
     for seq in (17, 130, 333):
         assert seq not in steps.traced
         for batch in (2, 16):
-            exact = alone.trace(RunConfig(**{**vars(steps.padded), "batch": batch, "seq": seq})).peak_bytes
+            exact = alone.trace(replace(steps.run, batch=batch, seq=seq)).peak_bytes
             assert exact - 4096 <= steps.peak((batch, seq)) <= 1.15 * exact
 
 
@@ -325,9 +240,10 @@ def test_a_checkpoint_on_the_card_leaves_as_much_reserved_as_two_models() -> Non
 def test_of_the_inputs_of_a_module_the_first_size_is_the_batch_and_the_second_the_length():
     module = torch.nn.Linear(8, 4, bias=False)
     report = bertscope.lengths(module, [4, 8, 8], input_size=(2, 5, 8))
+    alone = bertscope.lengths(module, [4, 8, 8], input_size=(1, 5, 8))
     forward_and_weights = 2 * 2 * 8 * 4  # FLOPs of a token; nothing below asks for the gradient of the input
     assert report["fixed"].epoch_flops == 3 * 8 * forward_and_weights
-    assert report["unpadded"].epoch_flops == (4 + 8 + 8) * forward_and_weights
+    assert alone["dynamic"].epoch_flops == (4 + 8 + 8) * forward_and_weights
     worst = bertscope.estimate(module, input_size=(2, 8, 8))["none"].memory
     assert report["fixed"].peak_bytes == worst.peak.peak_bytes
     with pytest.raises(bertscope.BertscopeError, match="no tensor whose second size is the length"):
@@ -339,14 +255,15 @@ def test_of_the_inputs_of_a_module_the_first_size_is_the_batch_and_the_second_th
 def test_the_trace_of_any_length_is_that_of_a_step_of_the_length(attention: str, device: str) -> None:
     source, run = small(attention=attention, **WIDE), RunConfig(batch=3, device=device, optimizer="sgd")
     simulator = Simulator(source)
-    steps = LengthSteps(simulator, run, Data(dict.fromkeys(range(8, 300), 1)))
+    steps = LengthSteps(simulator, run, dict.fromkeys(range(8, 300), 1))
+    steps.run = run  # a mask of some lengths is copied, which adds events
     for seq in (8, 37, 64, 150, 287, 299):
-        scaled, direct = steps.trace(run, 3, seq), simulator.trace(replace(run, seq=seq))
+        scaled, direct = steps.trace(3, seq), simulator.trace(replace(run, seq=seq))
         assert scaled.peak_bytes == pytest.approx(direct.peak_bytes, rel=0.001)
         assert len(scaled.changes) == len(direct.changes)
     if device == "cuda":  # fused attention's scratch on a CPU has a limit
-        assert steps.trace(run, 3, 192).sizes == simulator.trace(replace(run, seq=192)).sizes
-    assert steps._between(run, 3) is not None
+        assert steps.trace(3, 192).sizes == simulator.trace(replace(run, seq=192)).sizes
+    assert steps._between(3) is not None
 
 
 def requests_of(*sizes: int) -> Requests:
