@@ -11,7 +11,7 @@ from bertscope.reports.memory import TrainingFile
 from bertscope.settings.run_config import RunConfig
 
 SNAPSHOT, MESSAGE = "snapshot", "message"  # what a file was
-STDIN = "standard input"  # its name
+STDIN, TEXT = "standard input", "the message"  # their names
 OOM, PEAK, END = "oom", "peak", "end"  # the moment: a request that failed, the highest sum, or the end of the file
 BEFORE, TENSORS = "before", "tensors"  # parts: allocated before the recording; by code of the user outside any module
 

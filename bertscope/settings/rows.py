@@ -133,6 +133,14 @@ class Row(Record):
         """Return True if one run has a list of values."""
         return isinstance(self.default, tuple)
 
+    def json_type(self, *, has_text: bool = False) -> dict[str, Any]:
+        """Return the JSON Schema of a value; one that is a size, a file, or with `has_text`, may be a text too."""
+        if self.is_list:
+            return {"type": "array", "items": {"type": "string"}}
+        kind = {bool: "boolean", int: "integer", float: "number"}.get(self.kind, "string")
+        is_text = has_text or self.is_size or self.or_file
+        return {"type": [*dict.fromkeys([kind, *["string"] * bool(is_text)])]}
+
     @property
     def takes(self) -> str:
         """Return the allowed values in words."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from bertscope.errors import in_a_sentence, named, one_line
-from bertscope.reports.why import MESSAGE, OOM, PEAK, STDIN, WhyFinding, WhyReport, WhyRow
-from bertscope.settings.generate import changed, row_words, setting_options
+from bertscope.reports.why import MESSAGE, OOM, PEAK, TEXT, WhyFinding, WhyReport, WhyRow
+from bertscope.settings.generate import changed, row_words
 from bertscope.units import bytes_text
 from bertscope.views.columns import attribute, number
-from bertscope.views.console import Target
+from bertscope.views.console import Target, command_text
 from bertscope.views.footer import note_text
 from bertscope.views.step import part_name, share_of, sizes
 from bertscope.views.timeline import COLORS, Chart
@@ -250,18 +249,19 @@ def _notes(report: WhyReport, target: Target | None) -> Iterator[str]:
 
 def _tip(report: WhyReport) -> str:
     key = report.findings[0].key if report.findings else ""
-    run, file = report.run, "-" if report.name == STDIN else shlex.quote(one_line(report.name, limit=40))
+    run = report.run
     if run is not None and report.subject is not None and key == "why_fits" and report.total_bytes:
-        settings = {"batch": run.batch, "seq": run.seq, **changed(run), "budget": report.total_bytes >> 20 << 20}
-        options = setting_options({name: value for name, value in settings.items() if name != "checkpointing"})
-        model = f"{shlex.quote(one_line(report.subject.name))} -a {report.subject.architecture}"
-        return f"find the cheapest checkpointing\n  bertscope plan {model} {options}"
+        changes = {"checkpointing": None, "device": run.device, "budget": report.total_bytes >> 20 << 20}
+        settings = {"batch": run.batch, "seq": run.seq, **changed(run)}
+        return f"find the cheapest checkpointing\n  {command_text('plan', changes, settings)}"
     if report.source != MESSAGE or key not in _COMPARED:
         return "nvidia-smi" if key in ("why_other", "why_free") else ""
     if run is not None:
         return "record a memory snapshot ('bertscope why --help' says how), then: bertscope why snapshot.pickle"
-    sizes_of_run = f"{named('batch')} N {named('seq')} N"
-    return f"compare it with an estimate\n  bertscope why {file} MODEL {sizes_of_run}"
+    changes = {"file": "oom.log"} if report.name == TEXT else {}
+    python = f"bertscope.why({report.name!r}, model, batch=N, seq=N)"
+    command = command_text("why", {**changes, "model": "MODEL", "batch": "N", "seq": "N"}, {}, python)
+    return f"compare it with an estimate\n  {command}"
 
 
 def _verdict(report: WhyReport) -> str:

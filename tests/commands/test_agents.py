@@ -56,7 +56,7 @@ REFUSED = (
     ("estimate", {"model": "bert-tiny", "gpu": "t4", "price": "/etc/passwd", "sequences": 1}, "is outside"),
     ("check", {"files": ["bert-tiny", "/etc"]}, "is outside"),
     ("why", {"file": "/etc/passwd"}, "is outside"),
-    ("why", {"file": "-"}, "no "),
+    ("why", {"file": "-"}, "No such file"),
     ("count", {}, "model is missing"),
     ("count", {"model": "bert-tony"}, "did you mean 'bert-tiny'"),
     ("count", {"model": "x" * 100_000}, "no preset or file named"),
@@ -82,6 +82,27 @@ def test_a_file_that_is_named_like_standard_input_is_read_and_not_the_client(pro
     (project / "-").write_text(OOM)
     monkeypatch.setattr(sys, "stdin", None)
     assert "Fragmentation: 4.84 GiB" in agents.answer("why", {"file": "-"})[0]
+
+
+def test_what_to_do_next_is_a_call_that_a_tool_takes(project):
+    tool, arguments = "estimate", {"model": "bert-tiny", "gpu": "t4", "seq": 64, "batch": 2}
+    for _ in range(2):  # estimate, then fit
+        text, is_error = agents.answer(tool, arguments)
+        assert not is_error
+        assert "--" not in text
+        tool, _, words = text.partition("Next: ")[2].partition("\n")[2].strip().rstrip(")").partition("(")
+        arguments = eval(f"dict({words})")
+    assert (tool, agents.answer(tool, arguments)[1]) == ("estimate", False)
+    text, _ = agents.answer("plan", {"model": "bert-mini", "budget": "500MiB", "batch": 64, "emit": "torch"})
+    assert "def save_operators" in text
+
+
+def test_fit_compares_gpus_and_a_message_is_no_file(project):
+    arguments = {"model": "bert-tiny", "gpu": "t4,a10", "seq": 64, "batch": 4, "precision": "fp32"}
+    assert agents.answer("fit", arguments)[0].startswith("Batch 4 fits on t4 and a10.")
+    text, _ = agents.answer("why", {"file": OOM})
+    assert "the message: 3.00 GiB failed" in text
+    assert "architecture" not in agents.schema("check")["properties"]
 
 
 def test_a_parameter_that_is_null_has_its_default(project):

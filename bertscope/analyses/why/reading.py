@@ -24,7 +24,7 @@ from bertscope.processes.child import ask, limit_child, sender
 from bertscope.progress import progress
 from bertscope.reports.base import to_json
 from bertscope.reports.json import from_json
-from bertscope.reports.why import STDIN, WhyReport
+from bertscope.reports.why import STDIN, TEXT, WhyReport
 
 MAX_SNAPSHOT_BYTES = 250_000_000
 MAX_LOG_BYTES = 32 << 20  # of a text: the end of a longer file is read, and the beginning of standard input
@@ -48,18 +48,20 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def read_why(file: str) -> WhyReport:
-    """Return the report of a file, or of the text on standard input for `-`; raises SourceError for any other."""
+    """Return the report of a file, of the text on standard input for `-`, or of a message instead of a file.
+
+    Raises SourceError for anything else.
+    """
     if file == "-":
         return message_report(sys.stdin.buffer.read(MAX_LOG_BYTES).decode(errors="replace"), STDIN)
     path = Path(file)
     try:
         is_file = stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError) as error:
+        if "out of memory" in file:
+            return message_report(file[:MAX_LOG_BYTES], TEXT)
         reason = getattr(error, "strerror", None) or str(error)
-        what = f"{reason}; {_GIVE}"
-        if "out of memory" in str(file):
-            what = "this is a message, not a file; pipe it to 'bertscope why -'"
-        raise SourceError(f"{one_line(str(file), limit=80)}: {what}") from None
+        raise SourceError(f"{one_line(file, limit=80)}: {reason}; {_GIVE}") from None
     if not is_file:
         raise SourceError(f"{file} is a folder, a pipe or a device; {_GIVE}")
     question, entry = [os.path.abspath(path), path.name], "bertscope.analyses.why.reading:explain_file"
