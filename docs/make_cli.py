@@ -35,6 +35,9 @@ lines of options and more examples; `--help-all` shows every option in full.
 | code | meaning |
 |---:|---|
 {codes}
+`fit`, `plan`, `run`, `check` and `diff` with a checkpoint answer a question: a no has code 1. `estimate`, `profile`,
+`report` and `why` answer with numbers and have code 0 also for a step that does not fit: `fit --batch N` asks that.
+
 An error is one line on stderr, never a traceback. With `--format json` the last line is JSON, with null for what does
 not apply: `{{"error": {{"code": 2, "message": ..., "file": ..., "line": ..., "remedy": ...}}}}`. `--debug`, before or
 after the command, or `BERTSCOPE_DEBUG=1` also shows the traceback and all progress; add it when you report an error

@@ -13,7 +13,7 @@ from bertscope.api.requests import public_function
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, gpu_of
 from bertscope.config import LORA_EXAMPLE
 from bertscope.errors import SelectionError, name_of, suggestion
-from bertscope.gpus import Gpu, find_gpu, half_precision, may_have_cuda
+from bertscope.gpus import Gpu, capability, find_gpu, half_precision, may_have_cuda
 from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.fit import fewest_report, fit_report
 from bertscope.memory.simulator import Simulator
@@ -24,7 +24,7 @@ from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, Ste
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
-from bertscope.settings.run_config import AUTOCAST, CUDA, STORED, Limit, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CUDA, FLASH_KERNELS, STORED, Limit, RunConfig
 from bertscope.settings.training import LEANER, SAVERS
 from bertscope.sources.find import Model, source_of
 from bertscope.sources.lengths import read_lengths
@@ -53,6 +53,13 @@ class ModelRequest:
         self.run = self.runs[0]
         self.calibration = calibration_for(self.limit, self.run)
         self.gpu = gpu_for(self.limit, self.calibration)
+        kernel = getattr(source, "attention", None) or ""
+        least, capable = FLASH_KERNELS.get(kernel, (0, 0)), capability(self.gpu) if self.gpu else None
+        if self.gpu and capable and capable < least:
+            raise request.error(
+                f"{kernel} runs from compute capability {least[0]}.{least[1]} on, and {self.gpu.name} has {capable[0]}."
+                f"{capable[1]}; take {name_of('attention')} sdpa, or another {{gpu}}"
+            )
         self.prices = read_prices(self.limit.price) if self.limit.price else Prices({})
         if self.limit.price:
             typed = request.values().get("gpu")
@@ -528,7 +535,6 @@ def lengths(
     *,
     field: str = "",
     tokenizer: str = "",
-    tokens_per_batch: int = 0,
     seeds: int = 0,
     search: bool = False,
     exact: bool = False,
@@ -536,7 +542,7 @@ def lengths(
     inputs: Any = None,
     **settings: Unpack[RunSettings],
 ) -> LengthsReport:
-    """Estimate the steps in an epoch with real sequence lengths, for each batching strategy.
+    """Estimate the steps in an epoch with real sequence lengths, with fixed and with dynamic padding.
 
     `lengths` are token counts, a file with them, or `normal:256,64,16,512` (mean, deviation, least, most); the
     `field` in a JSONL or CSV file may have texts for a `tokenizer`. `seq` cuts longer sequences. With
@@ -546,10 +552,10 @@ def lengths(
     Raises SourceError for a file without lengths, and SelectionError for a setting that no run has.
 
     >>> report = bertscope.lengths("bert-tiny", [64, 64, 128], batch=2, device="cuda")
-    >>> report["fixed"].padding == 1 - (64 + 64 + 128) / (3 * 128), report["unpadded"].padding
-    (True, 0.0)
+    >>> report["fixed"].padding == 1 - (64 + 64 + 128) / (3 * 128)
+    True
     """
-    from bertscope.memory import lengths as epochs
+    from bertscope.memory.lengths import LengthSteps
 
     tensors = requests.inputs_of(inputs, settings)
     request = requests.request_of("lengths", model, settings)
@@ -561,34 +567,28 @@ def lengths(
     if len(work.runs) > 1:
         raise SelectionError("lengths are for one run; give one value of each setting")
     simulator = work.simulator(is_limited=search)
-    if search and tokens_per_batch:
-        raise SelectionError(f"the search finds the tokens of a batch; leave {name_of('tokens_per_batch')} out")
     most = requests.default_length(request, source, max(counts)).get("seq", work.run.seq)
     cut = dict(sorted(Counter(min(length, most) for length in Counter(counts).elements()).items()))
-    data, run = epochs.Data(cut), for_gpu(work.run, work.gpu)
-    steps = epochs.LengthSteps(simulator, run, data, is_exact=exact)
+    run = for_gpu(work.run, work.gpu)
+    steps = LengthSteps(simulator, run, cut, is_exact=exact)
     table = tuple(steps.table()) if search else ()
-    sizes = (run.batch, run.batch * steps.is_fused, tokens_per_batch * steps.is_fused, tokens_per_batch)
-    if search:
-        tokens = steps.largest_unpadded()
-        sizes = (table[-1].batch, data.most_unpadded(tokens), tokens, min(row.batch * row.high for row in table))
     if seeds and run.device != CUDA:
         raise request.error(f"{name_of('seeds')} simulates torch's allocator on CUDA; give {{gpu}} or {{device}} cuda")
-    rows = tuple(steps.row(batching, seeds) for batching in data.batchings(*sizes))
+    batch = table[-1].batch if search else run.batch
+    rows = tuple(steps.rows(batch, seeds)) if batch else ()
     report = LengthsReport(
         subject=replace(simulator.facts(run).subject, obtained="estimated"),
         run=replace(run, batch=RunConfig.batch, seq=RunConfig.seq),
         source=os.path.basename(lengths) if isinstance(lengths, str | os.PathLike) else "",
-        sequences=data.total,
+        sequences=steps.total,
         truncated=sum(count for length, count in counts.items() if length > most),
         shortest=min(cut),
-        longest=data.longest,
-        mean=data.tokens / data.total,
+        longest=steps.longest,
+        mean=steps.tokens / steps.total,
         traced=tuple(steps.traced),
         rows=rows,
         table=table,
         budget_bytes=work.gpu.memory_bytes if work.gpu else work.limit.budget,
         gpu=work.gpu,
-        notes=() if steps.is_fused else (Note(key="lengths_scores"),),
     )
     return work.finished(report, rows, searched="batch" if search else "")

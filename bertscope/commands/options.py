@@ -127,8 +127,6 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                           metavar="NAME", concerns=_OF_LENGTHS),
     "tokenizer": _row("A folder with a tokenizer.json, for texts in --lengths.", "", section="sizes", metavar="PATH",
                       concerns=_OF_LENGTHS),
-    "tokens_per_batch": _row("The number of tokens in a packed batch.", 0, int, section="sizes", metavar="N",
-                             concerns=_OF_LENGTHS),
     "seeds": _row("Show what torch reserves in 20 steps of random batches of --lengths on a GPU, over N seeds.", 0, int,
                   section="sizes", metavar="N", concerns=_OF_LENGTHS),
     # the output
@@ -192,7 +190,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                        concerns={"kind": (None, "class").__contains__, "path": not_}),
     "implementation": _row("Draw the classes of bertscope or transformers.", metavar="NAME",
                            choices=("bertscope", "transformers")),
-    "diagram.config": _flag("Draw the configuration too."),
+    "diagram.config": _flag("Draw the configuration too, and the attributes that other settings create."),
     "nn_module": _flag("Draw torch.nn.Module as a base class too."),
     "diagram.depth": _row("The levels to open in forward or tree.", kind=int, low=1, metavar="N", flag="-d"),
     "cache": _row("The cached positions in forward. For the self-attention of a decoder the default is --seq, else 0.",

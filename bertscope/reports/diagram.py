@@ -117,7 +117,7 @@ class ClassReport(DiagramReport, kind="diagram"):
     """The classes of a model, the attributes of their instances, and their bases.
 
     `nn_module` tells the drawing to show torch.nn.Module and the arrow from it to each class, and `config` to show the
-    configuration; `classes` and `links` always have them.
+    configuration and the attributes that other settings create; `classes` and `links` always have them.
     """
 
     diagram: str = "class"
@@ -131,9 +131,17 @@ class ClassReport(DiagramReport, kind="diagram"):
     config: bool = False
 
     @property
+    def _absent(self) -> set[tuple[str, str]]:
+        """Return what other settings create and is not drawn; the classes of transformers have it, as in its docs."""
+        if self.config or self.package != __package__.partition(".")[0]:
+            return set()
+        return {(box.name, item.name) for box in self.classes for item in box.attributes if item.when}
+
+    @property
     def drawn_links(self) -> tuple[ClassLink, ...]:
         """Return the links to draw, without those to the configuration unless `config` is set."""
-        return tuple(link for link in self.links if link.is_part or self.config or link.part == self.around)
+        links = (link for link in self.links if (link.owner, link.attribute) not in self._absent)
+        return tuple(link for link in links if link.is_part or self.config or link.part == self.around)
 
     @property
     def drawn_classes(self) -> tuple[ClassBox, ...]:
@@ -147,8 +155,11 @@ class ClassReport(DiagramReport, kind="diagram"):
         of_configs = self._with_bases(configs)
         left_out = of_configs - self._with_bases({box.name for box in self.classes} - of_configs)
         left_out |= {root} if root is not None and not self.nn_module and len(self.classes) > 1 else set()
-        bare = (replace(box, bases=tuple(base for base in box.bases if base not in left_out)) for box in self.classes)
-        return tuple(box for box in bare if box.name not in left_out)
+        absent, drawn = self._absent, [box for box in self.classes if box.name not in left_out]
+        bases = [tuple(base for base in box.bases if base not in left_out) for box in drawn]
+        attributes = [tuple(item for item in box.attributes if (box.name, item.name) not in absent) for box in drawn]
+        rows = zip(drawn, bases, attributes, strict=True)
+        return tuple(replace(box, bases=names, attributes=items) for box, names, items in rows)
 
     def _with_bases(self, names: Iterable[str]) -> set[str]:
         bases, reached, waiting = {box.name: box.bases for box in self.classes}, set[str](), [*names]

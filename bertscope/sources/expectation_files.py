@@ -92,7 +92,7 @@ def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedMo
 
 
 def _model(entries: Entries, path: Path, allow_code: bool) -> ModelSource:
-    kernels = ATTENTION_KERNELS + FLASH_KERNELS
+    kernels = (*ATTENTION_KERNELS, *FLASH_KERNELS)
     settings = {
         "architecture": entries.checked("architecture", None, str, "the name of a class, such as BertForMaskedLM"),
         "attention": entries.checked("attention", None, lambda value: value in kernels, f"one of {', '.join(kernels)}"),

@@ -344,7 +344,7 @@ class TransformersSource(ModelSource):
 
     def with_options(self, **options: Unpack[SourceOptions]) -> ModelSource:
         if find_spec("transformers") is None:
-            what = f"{self.path}: the model type {self.model_type!r}, which bertscope does not build,"
+            what = f"{self.name}: the model type {self.model_type!r}"
             raise MissingExtraError(what, "transformers")
         self._refuse_pooler(options)
         architecture, attention = options.get("architecture"), options.get("attention")

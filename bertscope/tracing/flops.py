@@ -28,8 +28,8 @@ from bertscope.reports.modules import (
     Work,
 )
 from bertscope.settings.checkpointing import NONE, with_eager_attention
+from bertscope.settings.run_config import FLASH_KERNELS, INFERENCE, TRAINING, RunConfig
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
-from bertscope.settings.run_config import INFERENCE, TRAINING, RunConfig
 from bertscope.settings.training import MODEL
 from bertscope.sources.find import teachers
 from bertscope.sources.model_source import REPEATED, ModelSource, built_for_counting
@@ -384,6 +384,8 @@ class FlopsRun:
         def build_at(device: str = "meta") -> nn.Module:
             build_one = methodcaller("build", device=device, attention=META_ATTENTION)
             model: nn.Module = build_one(source)
+            if getattr(source, "attention", None) in FLASH_KERNELS:  # which take no fp32
+                model.to(torch.bfloat16)
             freeze(model, self.run.freeze)
             add_teacher(model, teachers(self.run.loss), build_one)
             model.train(training)

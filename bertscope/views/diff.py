@@ -98,9 +98,13 @@ def _kinds(report: DiffReport) -> str:
 
 def _tip(report: DiffReport) -> str:
     """Return how to see both models side by side; empty for files with tensors, and for two states of one model."""
-    is_stored = {report.a.obtained, report.b.obtained} != {"computed"}
-    command = "" if is_stored else command_text("count", {}, {}, "bertscope.count(a), bertscope.count(b)")
-    return f"count both, part by part\n  {command}" if command and not report.is_empty else ""
+    if {report.a.obtained, report.b.obtained} != {"computed"} or report.is_empty:
+        return ""
+    classes = {side.architecture for side in (report.a, report.b)}
+    if len(classes) > 1 and report.a.config and report.b.config and named("architecture").startswith("-"):
+        command = command_text("diff", {"architecture": report.a.architecture}, {})
+        return f"compare both as {report.a.architecture}\n  {command}"
+    return f"count both, part by part\n  {command_text('count', {}, {}, 'bertscope.count(a), bertscope.count(b)')}"
 
 
 VIEW = View(

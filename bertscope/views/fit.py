@@ -119,6 +119,8 @@ def _tip(report: FitReport) -> str:
     batch_asked, batch = report.asked_batch, report.asked_batch or row.batch
     changes: dict[str, Any] = {"batch": batch}
     name, why = "estimate", f"see what batch {count_text(batch)} needs, part by part"
+    if not row.fits and (smaller := step.smaller_evaluation(report, "fit", row.cost)):
+        return smaller
     if not row.fits:
         larger = [one for one in GPUS.values() if usable(one.memory_bytes, row.cost.margin) > row.cost.gpu_bytes]
         if batch > 1 and is_training and best.largest_batch:
@@ -158,6 +160,8 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
     if row.batch and row.batch < row.batch_without_margin:
         exact = f"Not rounded ({named('exact')}) it is {count_text(row.exact_batch)}. " * (row.batch < row.exact_batch)
         yield f"{exact}Without margin ({named('margin')} 0) it is {count_text(row.batch_without_margin)}."
+    if report.asked_batch is None and report.batch_total is None and report.run.device == CUDA:
+        yield "may fit: the largest batch whose tensors fit. extra FLOPs: recomputation. tokens: in a step."
     if more := step.other_loop(report.run, row.cost):
         yield more
     if is_generation_left_out(report):
@@ -316,35 +320,26 @@ VIEW = View(
 # ---- the lengths of a data set ----
 
 
-_BATCHINGS = {"tokens": "sorted by length, padded", "grouped": "grouped by length", "fixed": "fixed padding"}
-_BATCHINGS |= {"dynamic": "dynamic padding", "unpadded": "unpadded", "packed": "packed"}
-
-
-def _size(row: LengthsRow) -> str:
-    return count_text(row.batch) if row.batch else counted(row.tokens_per_batch, "token")
-
-
 def _reserved(share: float, histories: Sequence[RunHistory]) -> str:
     return bytes_text(RunHistory.reserved_of(histories, share) or 0) if histories else ""
 
 
 def best(report: LengthsReport) -> LengthsRow:
-    """Return the row that every model can run, with padding, whose worst step fits with the fewest FLOPs."""
-    padded = [row for row in report.rows if row.name not in ("unpadded", "packed")]
-    return min(padded, key=lambda row: (row.answer not in ("yes", ""), row.epoch_flops))
+    """Return the row whose worst step fits with the fewest FLOPs."""
+    return min(report.rows, key=lambda row: (row.answer not in ("yes", ""), row.epoch_flops))
 
 
 def _length_verdict(report: LengthsReport) -> str:
-    """Return the answer in a sentence: the way to make batches with the fewest FLOPs whose worst step fits."""
+    """Return the answer in a sentence: the padding with the fewest FLOPs whose worst step fits."""
     if not report.rows:
         return f"Not even a batch of one sequence of {report.longest} tokens fits {step.limit_text(report)}."
     row, fixed = best(report), report.rows[0]
     worst = bytes_text(row.peak_bytes)
-    how = f"batch {_size(row)}, {_BATCHINGS[row.name]}"
+    how = f"batch {count_text(row.batch)}, {row.name} padding"
     if row.answer:
         how = f"{fits_word(row.answer)} {step.limit_text(report)}: {how}"
     share = share_text(row.epoch_flops / fixed.epoch_flops)
-    less = "" if row is fixed else f", {share} of the FLOPs with {_BATCHINGS[fixed.name]}"
+    less = "" if row is fixed else f", {share} of the FLOPs with fixed padding"
     return step.line_of(how, (f", worst step {worst}", 2), (less, 1))
 
 
@@ -369,15 +364,11 @@ def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]
     if report.truncated:
         verb = "is" if report.truncated == 1 else "are"
         yield f"{counted(report.truncated, 'longer sequence')} {verb} cut to {report.longest} tokens."
-    yield Heading("The ways to make batches")
-    yield (
-        "steps: of an epoch. dynamic: random batches, the mean of all orders. grouped: group_by_length of "
-        "transformers; the worst step has the longest sequences. unpadded and packed: as many tokens in equal "
-        "sequences. grouped and packed: one random order."
-    )
+    yield Heading("The steps of an epoch")
+    yield "dynamic: random batches, the mean of all orders; every order has the longest sequence."
     for row in report.rows:
         if row.histories:
-            yield f"{_BATCHINGS[row.name]}: {step.histories_text(row.histories)}."
+            yield f"{row.name} padding: {step.histories_text(row.histories)}."
     yield Heading("How the numbers were obtained")
     yield (
         f"Simulated at lengths {', '.join(map(str, report.traced))}; between them sizes grow evenly (checked), or the "
@@ -391,10 +382,10 @@ def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]
 def _length_tables(report: LengthsReport, target: Target | None) -> list[Table]:
     chosen = best(report) if report.rows else None
     columns = [
-        attribute("batches", "name", text=_BATCHINGS.__getitem__),
-        Column("batch", _size, values("batch", "tokens_per_batch"), right=True),
+        attribute("padding", "name"),
+        number("batch", "batch"),
         number("steps", "batches", is_wide=True),
-        number("padding", "padding", share_text, is_wide=True),
+        number("padded", "padding", share_text, is_wide=True),
         number("mean peak", "expected_bytes", bytes_text, is_wide=True),
         Column("worst step", "{0.worst_batch} x {0.worst_seq}".format, values("worst_batch", "worst_seq"), True, True),
         *step.cost_columns(has_gpu=report.gpu, peak="worst peak"),

@@ -118,6 +118,8 @@ def _tip(report: MemoryReport) -> str:
         return step.next_command(report, "fit", "find the largest batch on a GPU", gpu=COMMON, device=None, **largest)
     if YES in answers or report.run.mode != TRAINING:
         return step.next_command(report, "fit", f"find the largest batch on {report.gpu.name}", **largest)
+    if smaller := step.smaller_evaluation(report, "estimate", report.variants[0].cost):
+        return smaller
     if batch > 1:
         leanest = max(report.variants, key=lambda row: row.largest_batch or 0)
         strategy = leanest.checkpointing if leanest.checkpointing != NONE else None
@@ -291,7 +293,7 @@ def variants_table(report: MemoryReport, *, is_verbose: bool = True) -> Table:
         first = f"{first} ({obtained[0]})"
     else:
         names = [f"{name} ({how})" for name, how in zip(names, obtained, strict=True)]
-    left_out = {"peak in"} | ({"saved for backward"} if report.run.mode == INFERENCE else set())  # notes have the place
+    left_out = {"peak in", *["saved by forward"] * (report.run.mode == INFERENCE)}  # notes have the place
     groups = _part_groups(report, 0 if is_verbose else _SMALL)
     shown = [column for column in columns(report, groups) if column.title not in left_out]
     shown = [column for column in shown_columns(shown, report.variants) if is_verbose or column.detail < step.VERBOSE]

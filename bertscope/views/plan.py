@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
-from textwrap import shorten, wrap
+from textwrap import wrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,25 @@ def _saved_words(lists: Sequence[PlanList]) -> str:
     return "; ".join(filter(None, texts)) or "no product"
 
 
+def _short(row: PlanRow, limit: int = _LABEL) -> str:
+    """Return a plan in words, where these are too many in numbers: `save 4 of 6 products, 1 in part`."""
+    if len(text := label(row)) <= limit:
+        return text
+    layers = sum(len(item.recomputed) for item in row.lists)
+    products = Counter(product for item in row.lists for product in item.saved for _ in item.recomputed)
+    total = {product for item in row.lists for product in (*item.saved, *item.recomputed_operators)}
+    in_all = sum(count == layers for count in products.values())
+    in_part = f", {len(products) - in_all} in part" * (len(products) > in_all)
+    return f"save {in_all} of {counted(len(total), 'product')}{in_part}"
+
+
+def _lines(report: PlanReport, target: Target | None = None) -> list[tuple[str, str]]:
+    """Return in words the plans that the table has in numbers."""
+    limit = _limit(report)
+    rows = ((f"plan {n}" if n > 1 else "first plan", row) for n, row in enumerate(report.rows, 1))
+    return [(name, label(row)) for name, row in rows if len(label(row)) > limit]
+
+
 def _joined(products: Iterable[PlanOperator]) -> str:
     return ", ".join(dict.fromkeys(map(product_role, products)))
 
@@ -116,16 +136,23 @@ def verdict(report: PlanReport) -> str:
     return step.line_of(f"Fits {on}", (size, 3), changes, need, (recomputed, 4), of_layers, _costs(row), time)
 
 
+def _has_sizes(report: PlanReport) -> bool:
+    return len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
+
+
+def _limit(report: PlanReport) -> int:
+    return _LABEL - (8 if any(row.changes for row in report.rows) or _has_sizes(report) else 0)
+
+
 def columns(report: PlanReport) -> list[Column]:
     """Return the columns."""
-    several = len({(row.batch, row.accumulate) for row in report.rows}) > 1 or report.batch_total is not None
-    has_changes, has_gpu = any(row.changes for row in report.rows), report.run.device == CUDA
-    limit = _LABEL - (16 if has_changes else 8 * several)
+    several, has_gpu = _has_sizes(report), report.run.device == CUDA
+    has_changes, limit = any(row.changes for row in report.rows), _limit(report)
     costs = step.cost_columns(without=["fits"] * all(row.fits for row in report.rows), has_gpu=has_gpu)
     if has_changes:
         costs = [replace(one, is_wide=one.is_wide + (one.title != "fits")) for one in costs]
     return [
-        Column("plan", lambda row: shorten(label(row), limit, placeholder=" ..."), values("checkpointing")),
+        Column("plan", lambda row: _short(row, limit), values("checkpointing")),
         Column("micro-batch", "{0.batch} x {0.accumulate}".format, values("batch", "accumulate"), True, shown=several),
         Column("what changes", _changed, shown=has_changes),
         *costs,
@@ -174,6 +201,8 @@ def _tip(report: PlanReport) -> str:
             return step.next_command(report, "estimate", "see what the step needs, part by part", **changes)
         changes = {"may_change": ",".join(report.may_change) or None, **batch, "emit": "torch", "output": "plan.py"}
         return step.next_command(report, "plan", "write the code to plan.py", 'report.emitted("torch")', **changes)
+    if smaller := step.smaller_evaluation(report, "plan", report.first.cost, **batch):
+        return smaller
     if report.batch_total is None and run.batch > 1 and report.largest_batch:
         why = f"make batch {count_text(run.batch)} fit, with micro-batches"
         return step.next_command(report, "plan", why, batch=None, batch_total=run.batch)
@@ -217,7 +246,7 @@ VIEW = View(
     tip=_tip,
     columns=columns,
     strong=lambda report, row: row is report.first,
-    lines=lambda report, target: [("first plan", label(report.first))] * (len(label(report.first)) > _LABEL),
+    lines=_lines,
     name_width=12,
     notes=notes,
 )

@@ -117,7 +117,7 @@ PEAK = "peak"  # the title of a column
 COST_COLUMNS = (
     number(PEAK, "peak_bytes", bytes_text, csv=["peak_bytes", "other_loop_bytes"]),
     attribute("peak in", "phase", "path", "operator", of="peak", detail=WIDE),
-    number("saved for backward", "saved_bytes", bytes_text, detail=WIDE),
+    number("saved by forward", "saved_bytes", bytes_text, detail=WIDE),
     number("allocated", "max_allocated_bytes", bytes_text, detail=VERBOSE),
     number("reserved", "reserved", span_text, csv=["reserved_bytes", "reserved.low_bytes"], detail=WIDE),
     Column("on the GPU", lambda cost: bytes_text(cost.gpu_bytes) if cost.reserved else "", values("gpu_bytes"), True),
@@ -212,8 +212,9 @@ def doubt(cost: StepCost) -> str:
 
 def limit_text(report: Any) -> str:
     """Return `on t4`; for a budget it with the device, which the user may not have named."""
+    ranks = report.run.parallelism.world_size
     if report.gpu:
-        return f"on {report.gpu.name}"
+        return f"on {f'each of {ranks:,} ' * (ranks > 1)}{report.gpu.name}"
     return f"in {bytes_text(report.budget_bytes or 0)} on a {'CPU' if report.run.device == CPU else 'GPU'}"
 
 
@@ -249,6 +250,16 @@ def micro_batches(report: Any, batch: int, largest: int, **changes: Any) -> str:
     why = f"make batch {batch:,} fit, with micro-batches and checkpointing"
     changes |= {"batch": None, "batch_total": batch, "checkpointing": None}
     return next_command(report, "plan", why, **changes)
+
+
+def smaller_evaluation(report: Any, name: str, cost: StepCost | None, **changes: Any) -> str:
+    """Return the next step where an evaluation in larger batches than training has the peak; else nothing."""
+    if cost is None or not in_evaluation(cost):
+        return ""
+    smaller = max(report.run.batch, min(8, report.run.eval_batch // 2))
+    if report.run.eval_batch <= smaller:
+        return ""
+    return next_command(report, name, "evaluate in smaller batches", eval_batch=smaller, **changes)
 
 
 def place_of(peak: PhasePeak) -> str:

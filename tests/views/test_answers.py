@@ -25,6 +25,7 @@ ANSWERS = (
     "fit bert-tiny --budget 64MiB --seq 64,128 --precision fp32", "fit bert-tiny --gpu t4,a10 --batch 8",
     "plan bert-mini --budget 300MiB --batch 64", "plan bert-mini --budget 4GiB --batch 8",
     "plan bert-tiny --budget 60MiB --batch 16 --may-change lora",
+    "estimate bert-tiny --gpu t4 --eval-batch 65536 --seq 512",
     "profile bert-tiny --steps 0 --seq 16", "run --gpu t4 train.py", "sweep grid.yaml --output results.jsonl",
     *EVERY_CASE * (
         "fit bert-tiny --gpu t4 --mode inference --precision fp16", "estimate bert-tiny --checkpointing",
@@ -219,3 +220,18 @@ def test_the_margin_is_said_and_kept_and_none_is_the_whole_memory(cli):
     assert rounded["batch"] <= rounded["exact_batch"] == exact["batch"] < whole["batch"]
     assert rounded["batch_without_margin"] == exact["batch_without_margin"] == whole["batch"]
     assert exact["cost"]["gpu_bytes"] <= (1 - MARGIN) * exact["cost"]["limit_bytes"] < whole["cost"]["gpu_bytes"]
+
+
+def test_a_step_that_does_not_fit_is_a_number_for_estimate_and_a_no_for_fit(cli):
+    model, *settings = NO.split()
+    estimated, fitted = cli("estimate", model, *settings), cli("fit", model, *settings, "--precision", "fp32")
+    assert (estimated.code, estimated.out.startswith("Does not fit on t4")) == (0, True)
+    assert (fitted.code, fitted.out.startswith("No: batch 8,192")) == (1, True)
+
+
+def test_an_evaluation_that_does_not_fit_is_told_to_take_smaller_batches_and_then_fits(cli):
+    words = ("estimate", "bert-tiny", "--gpu", "t4", "--seq", "512", "--eval-batch")
+    out = cli(*words, "65536").out
+    assert "more in evaluation" in out
+    assert "--eval-batch 8" in out.partition("Next: evaluate in smaller batches")[2]
+    assert cli(*words, "8").out.startswith("Fits on t4")

@@ -113,6 +113,9 @@ def test_the_configuration_is_drawn_on_request_only_and_no_name_begins_with_a_do
     assert "vocab_size = 30522" in full.to_mermaid()
     assert "BertEncoder --> BertConfig : config" in full.to_mermaid()
     assert '[".' not in full.to_mermaid()
+    for name in ("crossattention", "distance_embedding"):  # of other settings
+        assert name not in plain.to_mermaid()
+        assert name in full.to_mermaid()
     assert "class BertConfig" in bertscope.diagram(base(), around="BertConfig").to_mermaid()
 
 
