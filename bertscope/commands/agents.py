@@ -63,7 +63,7 @@ def answer(tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
 
     def call(name: str, changes: Mapping[str, Any]) -> str:
         items = ((key, value) for key, value in {**known, **changes}.items() if name in _TOOLS and key in _rows(name))
-        return f"{name}({', '.join(f'{key}={one_line(repr(value), limit=99)}' for key, value in items if value)})"
+        return f"{name}({', '.join(f'{key}={one_line(repr(value), limit=99)}' for key, value in items if value is not None)})"
 
     try:
         with naming(lambda name: "json" if name == "to_markdown()" else name), asked_by(call):
