@@ -62,8 +62,9 @@ def answer(tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
     known = {name: value for name, value in arguments.items() if value is not None}
 
     def call(name: str, changes: Mapping[str, Any]) -> str:
-        items = ((key, value) for key, value in {**known, **changes}.items() if name in _TOOLS and key in _rows(name))
-        return f"{name}({', '.join(f'{key}={one_line(repr(value), limit=99)}' for key, value in items if value is not None)})"
+        rows = _rows(name) if name in _TOOLS else {}
+        items = {key: value for key, value in {**known, **changes}.items() if key in rows and value is not None}
+        return f"{name}({', '.join(f'{key}={one_line(repr(value), limit=99)}' for key, value in items.items())})"
 
     try:
         with naming(lambda name: "json" if name == "to_markdown()" else name), asked_by(call):
