@@ -36,7 +36,7 @@ from bertscope.model.attention import say_once
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.run_config import CUDA, FREED, LIGHTNING
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
-from bertscope.settings.training import OPTIMIZERS
+from bertscope.settings.training import MODEL, OPTIMIZERS
 from bertscope.torch_access import (
     compiled_paths,
     operator_name,
@@ -310,6 +310,7 @@ class StepRecorder(Recorder):
         self.step, self.log, self.is_recording = step, StepLog(), False
         self.parameters: dict[int, str] = {}  # block of state or a gradient -> its parameter
         self.gathered: str | None = None  # the module whose parameters FSDP gathers
+        self.outputs: list[Any] = []  # of the micro-batch, which live until its loss is computed
 
     def _watch_modules(self, stack: ExitStack) -> None:
         stack.enter_context(hooks(self.step.called, "", self.tracker.enter, self.tracker.leave))
@@ -351,6 +352,10 @@ class StepRecorder(Recorder):
         """Record a phase; at its end mark saved activations and gradients."""
         self.phase, self.is_recording = phase, True
         yield
+        living = list(self.living)
+        self.outputs.clear()  # and with them what only their graph holds, such as a pooler's weights in 16 bits
+        for number in (number for number in living if number not in self.living):
+            self.log.variables.setdefault(number, "output")
         self.is_recording = False
         if phase == FORWARD and self.step.run_config.mode == FORWARD_ONLY:  # the graph lives as long as the output
             self._refer(self.living, "output")
@@ -399,6 +404,8 @@ class StepRecorder(Recorder):
             return
         self._refer((self.numbers.get(storage_key(tensor), -1) for tensor in tensors_in(value)), name)
         if name == "output" and number >= 0:
+            if self.step.run_config.loss == MODEL:  # else a variable of the criterion
+                self.outputs.append(value)
             position = self.position()
             self.log.mark(position, RETURN, [position.path], [1])
 

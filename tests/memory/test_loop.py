@@ -68,7 +68,7 @@ LOOPS = [
         {"loop": "freed", "accumulate": 2}, {"loop": "lightning"}, {"loop": "lightning", "accumulate": 2},
         {"optimizer": "adafactor", "accumulate": 2}, {"grad_scaler": True, "accumulate": 2, "clip_grad_norm": True},
     )),
-    ({"architecture": "BertModel", **FORMED}, {"accumulate": 2}, ""),
+    ({"architecture": "BertModel", **FORMED}, {"accumulate": 2, "precision": "autocast-bf16"}, ""),
     (BROAD, {"accumulate": 2, "precision": "autocast-bf16"}, ""),
     (BROAD, {"precision": "autocast-bf16", "grad_scaler": True}, ""),
     (BROAD, {"precision": "autocast-fp16", "grad_scaler": True, "clip_grad_norm": True, "accumulate": 2}, ""),
