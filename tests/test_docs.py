@@ -20,7 +20,20 @@ from tests.conftest import EVERY_CASE, ROOT, needs_graphviz, shortened
 from tests.test_cli import all_commands, examples
 
 DOCS = ROOT / "docs"
-QUESTIONS = ("parameters", "fit", "checkpointing", "flops")
+QUESTIONS = ("parameters", "fit", "flops", *EVERY_CASE * ("checkpointing",))
+# Commands of pages that take seconds, with a smaller one of the same kind that the tests run: `.ci/versions every`
+# runs them.
+LONG = (
+    "plan bert-large-uncased", "run --gpu t4 --fit", "estimate bert-large-uncased --world-size", "sweep grid.yaml",
+    "fit bert-tiny --budget 160MiB --batch-total", "profile bert-tiny --nproc", "check --presets",
+)  # fmt: skip
+
+
+def is_run(command: str) -> bool:
+    """Return whether this run of the tests takes the time that the command needs."""
+    return EVERY_CASE or not command.removeprefix("bertscope ").startswith(LONG)
+
+
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 FIGURE = re.compile(r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)? (?:%|[KMGT]iB)")
 
@@ -51,7 +64,10 @@ def sessions() -> list[tuple[str, str, tuple[str, ...]]]:
     return found
 
 
-@pytest.mark.parametrize(("page", "command", "lines"), sessions(), ids=[command for _, command, _ in sessions()])
+RUN = [session for session in sessions() if is_run(session[1])]
+
+
+@pytest.mark.parametrize(("page", "command", "lines"), RUN, ids=[command for _, command, _ in RUN])
 def test_every_command_of_a_page_prints_what_stands_under_it(printed, page, command, lines):
     result = printed(command)
     assert result.code == 0
@@ -175,7 +191,9 @@ def test_the_summary_and_the_picture_of_accuracy_are_those_of_the_file():
             assert row["loop"] != "plain" or estimated == measured or row["attention"] == "eager"
 
 
-@pytest.mark.parametrize("command", [word for word in GALLERY.COMMANDS if word.split()[0] not in GALLERY.NOT_COMPARED])
+@pytest.mark.parametrize(
+    "command", [word for word in GALLERY.COMMANDS if word.split()[0] not in GALLERY.NOT_COMPARED and is_run(word)]
+)
 def test_the_gallery_has_the_output_of_today(cli, user_folder, tmp_path, monkeypatch, command):
     for path in user_folder.iterdir():
         (tmp_path / path.name).symlink_to(path)

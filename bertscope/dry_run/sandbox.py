@@ -27,8 +27,9 @@ _PIVOT_ROOT, _MOUNT_SETATTR = (155, 442) if os.uname().machine == "x86_64" else 
 # IPv6 and with the kernel. No network namespace holds the other kinds, such as from a virtual machine to its host.
 _ARCHITECTURE, _SOCKET = (0xC000003E, 41) if os.uname().machine == "x86_64" else (0xC00000B7, 198)
 _OTHER_CALLS, _IO_RING, _SOCKETS = 0x40000000, 425, (1, 2, 10, 16)
+_KEYS = (248, 249, 250) if os.uname().machine == "x86_64" else (217, 218, 219)  # of the session, outside all namespaces
 _AT_RECURSIVE, _READ_ONLY = 0x8000, 1
-_NO_NEW_PRIVILEGES, _DROP_BOUND, _SECURE_BITS, _FILTER = 38, 24, 28, 22
+_NO_NEW_PRIVILEGES, _DROP_BOUND, _SECURE_BITS, _FILTER, _DUMPABLE = 38, 24, 28, 22, 4
 _NO_ROOT = 0b101111  # uid 0 has no privileges, nor gets any; locked
 _KINDS = (
     "proc sysfs cgroup cgroup2 devpts mqueue devtmpfs debugfs tracefs securityfs bpf pstore configfs fusectl hugetlbfs "
@@ -96,6 +97,7 @@ def enter(folder: str, *, network: bool = False) -> None:
         os._exit(1)
     os.close(told)
     if child := os.fork():  # the first process only removes those that end, and counts the others
+        _LIBRARY.prctl(_DUMPABLE, 0, 0, 0, 0)  # nor may the script trace it, which would stop it
         _wait_and_leave(child, _MOST_PROCESSES)
     die_with_parent()
 
@@ -211,7 +213,7 @@ def _drop_privileges() -> None:
 
 
 class _SocketFilter(ctypes.Structure):
-    """A program of the kernel's filter: it refuses sockets that no network namespace holds, and other ways to one."""
+    """A program of the kernel's filter: it refuses sockets outside network namespaces, other ways to one, and keys."""
 
     _fields_ = (("length", ctypes.c_ushort), ("rows", ctypes.c_char_p))
 
@@ -221,6 +223,7 @@ class _SocketFilter(ctypes.Structure):
         rows = [
             (load, 0, 0, 4), (equal, 1, 0, _ARCHITECTURE), (end, 0, 0, deny),
             (load, 0, 0, call), (least, 1, 0, _OTHER_CALLS), (equal, 0, 1, _IO_RING), (end, 0, 0, deny),
+            *(row for number in _KEYS for row in ((equal, 0, 1, number), (end, 0, 0, deny))),
             (equal, 1, 0, _SOCKET), (end, 0, 0, allow), (load, 0, 0, kind),
         ]  # fmt: skip
         for number in _SOCKETS:
