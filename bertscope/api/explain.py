@@ -167,13 +167,9 @@ def flops(
         return work.flops(module, tensors, mode=run_config.mode, name=shown)
     source = source_of(request.subject, name=name)
     points = request.resolved(**QUESTIONS["flops"].defaults, **requests.default_length(request, source))
-    runs = [run for run, *_ in points]
+    runs = [requests.with_own_sizes(run, source) for run, *_ in points]
     if runs[0].mode not in (INFERENCE, TRAINING):
         raise SelectionError(f"FLOPs depend on mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
     batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))
     report = work.flops_model(work.FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), batches, seqs)
-    sized = requests.with_own_sizes(runs[0], source)
-    if sized == runs[0]:
-        return report
-    sweep = tuple(replace(point, batch=sized.batch, seq=sized.seq) for point in report.sweep)
-    return replace(report, batch=sized.batch, seq=sized.seq if sized.seq > 1 else None, sweep=sweep)
+    return replace(report, seq=None) if runs[0].input and seqs == (1,) else report

@@ -24,7 +24,7 @@ from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, Ste
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
-from bertscope.settings.run_config import AUTOCAST, CUDA, FLASH_KERNELS, STORED, Limit, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CUDA, FLASH_CAPABILITIES, STORED, Limit, RunConfig
 from bertscope.settings.training import LEANER, SAVERS
 from bertscope.sources.find import Model, source_of
 from bertscope.sources.lengths import read_lengths
@@ -54,7 +54,7 @@ class ModelRequest:
         self.calibration = calibration_for(self.limit, self.run)
         self.gpu = gpu_for(self.limit, self.calibration)
         kernel = getattr(source, "attention", None) or ""
-        least, capable = FLASH_KERNELS.get(kernel, (0, 0)), capability(self.gpu) if self.gpu else None
+        least, capable = FLASH_CAPABILITIES.get(kernel, (0, 0)), capability(self.gpu) if self.gpu else None
         if self.gpu and capable and capable < least:
             raise request.error(
                 f"{kernel} runs from compute capability {least[0]}.{least[1]} on, and {self.gpu.name} has {capable[0]}."

@@ -65,7 +65,8 @@ RUN_PRECISIONS = (*PRECISIONS, *(f"{AUTOCAST}{name}" for name, row in PRECISIONS
 _AUTOCAST_BF16, _AUTOCAST_FP16 = f"{AUTOCAST}{BF16.name}", f"{AUTOCAST}{FP16.name}"
 PLAIN, TRAINER, FREED, LIGHTNING = "plain", "trainer", "freed", "lightning"
 # Of the package flash-attn, for models of transformers: the least compute capability (Ampere, Hopper; its README).
-FLASH_KERNELS = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}
+FLASH_CAPABILITIES = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}
+FLASH_KERNELS = tuple(FLASH_CAPABILITIES)
 MARGIN = 0.05  # other processes, a desktop, and what an estimate leaves out need some of a GPU (docs/fit.md)
 _TIMED_SECONDS = 15.0  # of all timed steps
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache

@@ -415,22 +415,18 @@ def _check_tensors(source: ModelSource, location: _Place) -> None:
         return
     built = built_for_counting(source)
     state, base = built.state_dict(), str(getattr(built, "base_model_prefix", "bert"))
-    plain = [(bert.modern_name(tensor.name), tensor) for tensor in stored.tensors if not tensor.packing]
-    fronts = {".".join(name.split(".")[:parts]) + "." for name, _ in plain[:1] for parts in (1, 2, 3)} | {""}
-    pairs: list[Any] = max(
-        ([(state.get(bert.own_name(name.removeprefix(front), state, base)), tensor) for name, tensor in plain]
-         for front in sorted(fronts)),
-        key=lambda pairs: sum(expected is not None for expected, _ in pairs),
-    )  # fmt: skip
-    wrong = [
-        (tensor, expected) for expected, tensor in pairs if expected is not None and tensor.shape != expected.shape
-    ]
-    if not plain or (not wrong and any(expected is not None for expected, _ in pairs)):
+    plain = [tensor for tensor in stored.tensors if not tensor.packing]
+    pairs: list[tuple[Any, Any]] = []
+    for tensor in plain:
+        ends = (tensor.name.split(".", parts)[-1] for parts in range(4))  # without the name of a module around it
+        names = (bert.own_name(bert.modern_name(end), state, base) for end in ends)
+        pairs += [(tensor, state[name]) for name in names if name in state][:1]
+    wrong = next((pair for pair in pairs if pair[0].shape != pair[1].shape), None)
+    if not plain or (pairs and not wrong):
         return
-    what = f"it has none of that model's tensors, but {plain[0][1].name}"
+    what = f"it has none of that model's tensors, but {plain[0].name}"
     if wrong:
-        tensor, expected = wrong[0]
-        what = f"{tensor.name} is {[*tensor.shape]} in it and {[*expected.shape]} in that model"
+        what = f"{wrong[0].name} is {[*wrong[0].shape]} in it and {[*wrong[1].shape]} in that model"
     raise SelectionError(
         f"{location.path} does not belong to {location.config}, a {source.architecture or source.family}: {what}; name "
         f"the model itself, such as my.py:MyModel, or count the file's tensors: bertscope count {location.path}"
