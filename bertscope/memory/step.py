@@ -468,7 +468,7 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> Any
     if run_config.step_in_backward:
         return StepInBackward(trained, partial(optimizer, **arguments))
     if run_config.offload_optimizer:
-        host = "meta" if is_plain_fake(trained[0]) else CPU
+        host = "meta" if is_plain_fake(next(held_tensors(trained[0]))) else CPU
         return HostOptimizer(trained, partial(optimizer, **arguments), host)
     if run_config.parallelism.row.divides_optimizer:
         from torch.distributed.optim import ZeroRedundancyOptimizer

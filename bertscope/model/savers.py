@@ -21,25 +21,25 @@ def chunked_loss(model: Any, batch: Mapping[str, Any], chunks: int, *, is_causal
 
     hidden (batch, seq, hidden_size) -> logits of a chunk (batch, seq / chunks, vocab_size)
     """
-    hidden: list[torch.Tensor] = []
-
-    def skip(values: torch.Tensor) -> torch.Tensor:
-        hidden.append(values)
-        return values[..., :0]
-
     unwrapped = getattr(model, "get_base_model", None)  # of peft's wrapper
     last, labels = (unwrapped() if unwrapped else model).get_output_embeddings(), batch["labels"]
-    with patch.object(last, "forward", skip):
-        model(**{name: value for name, value in batch.items() if name != "labels"})
     labels = functional.pad(labels, (0, 1), value=-100)[:, 1:] if is_causal else labels
-    total: Any = 0.0
-    for part in zip(hidden.pop().chunk(chunks, dim=1), labels.chunk(chunks, dim=1), strict=True):
-        total = total + checkpoint(_chunk_loss, last, *part, use_reentrant=False, preserve_rng_state=False)
-    return total / (labels != -100).sum()  # type: ignore[no-any-return]
+    chunk = partial(_chunk_loss, last.forward)
+
+    def summed(hidden: torch.Tensor) -> Any:
+        """Return the sum of all losses instead of logits: FSDP has gathered the weights here."""
+        total: Any = 0.0
+        for part in zip(hidden.chunk(chunks, dim=1), labels.chunk(chunks, dim=1), strict=True):
+            total = total + checkpoint(chunk, *part, use_reentrant=False, preserve_rng_state=False)
+        return total
+
+    with patch.object(last, "forward", summed):
+        output = model(**{name: value for name, value in batch.items() if name != "labels"})
+    return output.logits / (labels != -100).sum()  # type: ignore[no-any-return]
 
 
-def _chunk_loss(last: nn.Module, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    logits = last(hidden.flatten(0, 1)).float()  # the same operators whatever the strides are
+def _chunk_loss(forward: Callable[..., Any], hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    logits = forward(hidden.flatten(0, 1)).float()  # the same operators whatever the strides are
     return functional.cross_entropy(logits, labels.flatten(), reduction="sum")
 
 

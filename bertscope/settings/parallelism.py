@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from math import prod
+from operator import not_
 
 from bertscope.errors import SelectionError
 from bertscope.frozen import Record
@@ -121,7 +122,8 @@ class Parallelism(Settings):
     sync_each_batch: bool = row(
         True, "Synchronize gradients after each micro-batch, or only after the last. The latter is DDP's no_sync and "
         "FSDP2's set_requires_gradient_sync(False).", section="ranks", of_modules=False,
-        concerns={"accumulate": lambda number: number > 1, "strategy": partial(_has, "reduces")},
+        concerns={"accumulate": lambda number: number > 1, "strategy": partial(_has, "reduces"),
+                  "offload_optimizer": not_},
     )
     # fmt: on
 

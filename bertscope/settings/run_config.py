@@ -23,7 +23,7 @@ from bertscope.settings.checkpointing import (
     split_strategies,
     takes_reentrant,
 )
-from bertscope.settings.parallelism import ONE_PROCESS, Parallelism
+from bertscope.settings.parallelism import ONE_PROCESS, SINGLE, STRATEGIES, ZERO1, Parallelism
 from bertscope.settings.rows import RULES, CodeObject, Row, Rule, Settings, is_code, row, rows
 from bertscope.settings.training import (
     ADAMW,
@@ -77,8 +77,10 @@ _OF_TRAINING = {"mode": partial(eq, TRAINING)}
 _WITH_LOSS = {"mode": (TRAINING, EVALUATION).__contains__}
 _WITH_GRADIENTS = {"mode": (TRAINING, FORWARD).__contains__}
 _OF_CUDA = {"device": partial(eq, CUDA)}
-# Not on the host: an optimizer that is a kernel of CUDA.
-_ON_HOST = [name for name, optimizer in OPTIMIZERS.items() if not optimizer.is_kernel_on_cuda]
+# Whose gradients are complete when a hook of the parameter runs; DDP reduces its buckets later.
+_ALONE_OR_SHARDED = [name for name, row in STRATEGIES.items() if name == SINGLE or row.is_sharded]
+# Not on the host: an optimizer that is a kernel of CUDA, or that makes its step counters on the device.
+_ON_HOST = [name for name, row in OPTIMIZERS.items() if row.host_state and not row.is_kernel_on_cuda]
 
 
 def _strategy(text: str) -> str:
@@ -253,11 +255,13 @@ class RunConfig(Settings):
     )
     offload_optimizer: bool = row(
         False, "Hold optimizer state, gradients and a copy of the weights in the host's memory, and update there.",
-        text="optimizer offloaded", concerns=_OF_TRAINING | _OF_CUDA | {"optimizer": _ON_HOST.__contains__},
+        text="optimizer offloaded", concerns=_OF_TRAINING | _OF_CUDA | {
+        "optimizer": _ON_HOST.__contains__, "strategy": partial(ne, ZERO1)},
     )
     step_in_backward: bool = row(
         False, "Update each parameter in backward as soon as its gradient is complete, and free the gradient.",
-        text="optimizer step in backward", concerns=_OF_TRAINING | {"optimizer": OPTIMIZERS.__contains__},
+        text="optimizer step in backward", concerns=_OF_TRAINING | {
+        "optimizer": OPTIMIZERS.__contains__, "strategy": _ALONE_OR_SHARDED.__contains__},
     )
     compile: bool = row(
         False, "Compile the model with torch.compile (inductor, static shapes).", text="compiled",

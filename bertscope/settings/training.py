@@ -109,16 +109,8 @@ SAVERS: dict[str, dict[str, Any]] = {
     "offload-activations": {"offload_activations": True},
 }
 # These settings -> those that they exclude. A step in backward frees each gradient before the next one exists.
-_CPU_ONLY = ("grad_scaler", "keep_gradients", "world_size", "optimizer_implementation", "compile")
-_AT_ONCE = (
-    "accumulate",
-    "clip_grad_norm",
-    "grad_scaler",
-    "world_size",
-    "keep_gradients",
-    "compile",
-    "offload_optimizer",
-)
+_CPU_ONLY = ("grad_scaler", "keep_gradients", "optimizer_implementation", "compile")
+_AT_ONCE = ("accumulate", "clip_grad_norm", "grad_scaler", "keep_gradients", "compile", "offload_optimizer")
 EXCLUDED = {
     "loss_chunks": ("compile",),
     "offload_activations": ("compile",),

@@ -19,6 +19,7 @@ from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import run_model
 from bertscope.memory.summary import host_cost
 from bertscope.model.savers import HostOptimizer, StepInBackward, chunked_loss
+from bertscope.settings.parallelism import ranks_of
 from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import SAVERS
 from bertscope.sources.find import source_of
@@ -214,6 +215,35 @@ def test_the_host_of_an_optimizer_has_weights_gradients_and_state():
     assert several["copied_bytes"] == (3 + 1) * 4 * params
 
 
+def test_the_host_of_a_rank_has_its_shards():
+    """The rows of every parameter are even, so that the shards of two ranks are equal."""
+    params = sum(param.numel() for param in MASKED.build(device="meta").parameters())
+    counters = len(list(MASKED.build(device="meta").parameters()))
+    cost = host_of(MASKED, offload_optimizer=True, parallelism=ranks_of("fsdp", 2))
+    assert cost["host_bytes"] - 8 * params in range(0, 4 * counters + 1)
+    assert cost["copied_bytes"] == 4 * params
+
+
+def test_a_step_in_backward_leaves_no_shards_of_gradients():
+    params = sum(param.numel() for param in DEEP.build(device="meta").parameters())
+    for is_in_backward in (True, False):
+        run = RunConfig(batch=1, seq=8, device="cuda", optimizer="sgd", loop="freed", step_in_backward=is_in_backward,
+                        parallelism=ranks_of("fsdp", 2))  # fmt: skip
+        left = sum(event.size_bytes for event in whole_trace(DEEP, run).events if event.phase != "optimizer")
+        assert (left == 0) if is_in_backward else left >= 2 * params
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loss_in_chunks_runs_where_weights_are_gathered(precision):
+    peaks = []
+    for chunks in (0, 8):
+        run = RunConfig(
+            **SIZES, device="cuda", loss_chunks=chunks, precision=precision, parallelism=ranks_of("fsdp", 2)
+        )
+        peaks.append(Simulator(MASKED).trace(run).peak_bytes)
+    assert peaks[1] < peaks[0]
+
+
 def test_an_offloaded_optimizer_leaves_no_state_and_no_gradient_on_the_gpu():
     run = RunConfig(**SIZES, device="cuda", offload_optimizer=True)
     parts = [
@@ -248,6 +278,8 @@ def test_savers_are_traced_alike_with_few_layers_all_layers_and_other_batches(se
     ("BertForMaskedLM", {"loss_chunks": 4, "eval_batch": 2, "eval_samples": 4}, "eval_samples has no effect with"),
     ("BertForMaskedLM", {"step_in_backward": True, "clip_grad_norm": True}, "step_in_backward is modelled wi"),
     ("BertForMaskedLM", {"step_in_backward": True, "accumulate": 2}, "step_in_backward is modelled w"),
+    ("BertForMaskedLM", {"step_in_backward": True, "strategy": "ddp", "world_size": 2},
+     "step_in_backward has no effect with strategy ddp"),
     ("BertForMaskedLM", {"offload_activations": True}, "offload_activations has no effect with device cpu"),
     ("BertForMaskedLM", {"offload_optimizer": True, "device": "cuda", "optimizer": "adamw-8bit"}, "offload_optimizer"),
 ])  # fmt: skip
