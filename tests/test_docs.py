@@ -24,8 +24,8 @@ QUESTIONS = ("parameters", "fit", "flops", *EVERY_CASE * ("checkpointing",))
 # Commands of pages that take seconds, with a smaller one of the same kind that the tests run: `.ci/versions every`
 # runs them.
 LONG = (
-    "plan bert-large-uncased", "run --gpu t4 --fit", "estimate bert-large-uncased --world-size", "sweep grid.yaml",
-    "fit bert-tiny --budget 160MiB --batch-total", "profile bert-tiny --nproc", "check --presets",
+    "plan bert-large-uncased", "run --gpu t4 --fit", "sweep grid.yaml", "check --presets",
+    "fit bert-tiny --budget 160MiB --batch-total", "profile bert-tiny --nproc",
 )  # fmt: skip
 
 

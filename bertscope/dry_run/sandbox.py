@@ -132,7 +132,7 @@ class _Cover:
             self.mounts[before.split(" ")[4].encode().decode("unicode_escape")] = after.split(" ")[0]
         self.number = 0
         _mount("", "/", flags=_RECURSIVE | _PRIVATE)
-        _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, f"size={_MOST_WRITTEN},mode=0700")
+        _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, f"size={_MOST_WRITTEN},nr_inodes=1m,mode=0700")
         os.mkdir(self.root)
         _mount(self.root, self.root, flags=_BIND)  # a new root has to be a mount
 
@@ -183,7 +183,7 @@ def _cover(folder: str) -> None:
         Path(f"{root}/dev/{name}").touch()
         _mount(f"/dev/{name}", f"{root}/dev/{name}", flags=_BIND)
     os.mkdir(f"{root}{_SHARED}")
-    _mount("tmpfs", root + _SHARED, "tmpfs", _NOSUID | _NODEV, "size=2g,mode=1777")
+    _mount("tmpfs", root + _SHARED, "tmpfs", _NOSUID | _NODEV, "size=2g,nr_inodes=1m,mode=1777")
     for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{number}", f"{root}/dev/{name}")
     try:
