@@ -19,8 +19,9 @@ from bertscope.memory.fake_run import FakeDevice, StepRecorder
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import STEP_END, ModelStep, meta_inputs, run_model
+from bertscope.memory.summary import host_cost
 from bertscope.reports.memory import OPTIMIZER
-from bertscope.reports.step import StepTime, TimeRange
+from bertscope.reports.step import StepTime, TimeRange, copy_time
 from bertscope.reports.tool import COPY, CalibrationReport, CardWork
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import FREED, TRAINING, RunConfig
@@ -122,11 +123,12 @@ class Timer:
     def time(self, simulator: Simulator, run_config: RunConfig) -> StepTime | None:
         """Return the time of a step and of an epoch; None if it is not known."""
         time: StepTime | None = None
+        copied_bytes = host_cost(simulator.trace(run_config), run_config).get("copied_bytes", 0)
         if self.calibration is None:
-            saved_bytes = simulator.trace(run_config.changed(checkpointing=NONE)).saved_bytes
-            span = data_sheet_seconds(simulator.source, run_config, saved_bytes, self.gpu)
-            time = StepTime(step=span) if span else None
-        elif rates := rates_of(self.calibration):
+            plain = run_config.changed(checkpointing=NONE, offload_activations=False)
+            span = data_sheet_seconds(simulator.source, run_config, simulator.trace(plain).saved_bytes, self.gpu)
+            time = StepTime(step=span.plus(copy_time(copied_bytes))) if span else None
+        elif (rates := rates_of(self.calibration)) and not copied_bytes:  # a calibration measures no copies
             time = predicted(simulator.source, run_config, rates, self.gpu)
         if time is None or not self.sequences:
             return time

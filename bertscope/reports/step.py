@@ -68,6 +68,11 @@ class TimeRange(Record):
     low_seconds: float
     high_seconds: float
 
+    def plus(self, other: TimeRange) -> TimeRange:
+        """Return the time of one after the other."""
+        low, high = self.low_seconds + other.low_seconds, self.high_seconds + other.high_seconds
+        return TimeRange(low_seconds=low, high_seconds=high)
+
     def times(self, count: float) -> TimeRange:
         """Return the time of that many steps."""
         return TimeRange(low_seconds=count * self.low_seconds, high_seconds=count * self.high_seconds)

@@ -352,3 +352,14 @@ def test_an_optimizer_object_is_refused_with_a_step_in_backward():
         bertscope.estimate(
             model, input_size=(2, 4), optimizer=torch.optim.SGD(model.parameters()), step_in_backward=True
         )
+
+
+def test_a_data_sheet_adds_the_time_of_copies_to_the_step():
+    run = {"batch": 16, "gpu": "a100-80gb", "time": True}
+    plain, offloaded = (
+        bertscope.estimate("bert-base-uncased", **run, offload_optimizer=offloads)["none"].memory.cost
+        for offloads in (False, True)
+    )
+    added = offloaded.time.step.low_seconds - plain.time.step.low_seconds
+    assert offloaded.copied_bytes == 8 * 109_482_240 - 4 * (768 * 768 + 768)  # the pooler has no gradient
+    assert added == pytest.approx(offloaded.copied_bytes / 55e9)
