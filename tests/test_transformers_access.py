@@ -211,3 +211,13 @@ def test_what_this_transformers_imports_of_flash_attn_is_known():
              for module, imported in names.findall(path.read_text()) for name in imported.split(",")}  # fmt: skip
     assert len(found) >= 5
     assert [item for item in found if item[1] not in transformers_access.modules()[item[0]]] == []
+
+
+def test_flash_attention_counts_the_flops_of_eager_attention_in_a_model_without_linear_layers(tmp_path):
+    config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 40}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
+    eager, flash = (
+        bertscope.flops(find(str(tmp_path), attention=kernel), batch=1, seq=8).total
+        for kernel in ("eager", "flash_attention_2")
+    )
+    assert eager == flash > 0
