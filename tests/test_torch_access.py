@@ -196,7 +196,7 @@ def test_a_kernel_that_python_registered_runs_by_its_key_and_names_its_arguments
     library.impl("twice", lambda values, times: values * times, "CUDA")
     twice = torch.ops.canary.twice.default
     assert torch_access.argument_names(twice) == ["values", "times"]
-    assert torch_access.run_python_kernel(twice, (torch.ones(1), 2), {}).item() == 2
+    assert torch_access.run_kernel(twice, "CUDA", (torch.ones(1), 2), {}).item() == 2
     torch_access.close_library(library)
 
 

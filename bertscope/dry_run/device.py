@@ -13,14 +13,14 @@ from typing import Any
 
 from bertscope.gpus import Gpu, capability, gpu_threads
 from bertscope.memory.caching_allocator import Allocator, SegmentBlock
-from bertscope.memory.extension_kernels import missing_rule, note_on, row_of, runs_python
+from bertscope.memory.extension_kernels import missing_rule, note_on, python_key, row_of
 from bertscope.memory.kernel_rules import LT_WORKSPACE_BYTES, MANY_THREADS, MATRICES, blas_bytes
 from bertscope.memory.kernels import cuda_scratch, statistics_bytes
 from bertscope.torch_access import (
     active_fake_mode,
     fake_tensor_mode,
     operator_name,
-    run_python_kernel,
+    run_kernel,
     storage_key,
     torch,
     tree_leaves,
@@ -166,9 +166,9 @@ class FakeGpu(Device):
             self.remarks["not counted: the workspaces of cuDNN's convolutions"] = None
         if text := note_on(operator):
             self.note(text)
-        if runs_python(operator):
+        if key := python_key(operator):
             with self.recorder:
-                return run_python_kernel(operator, args, kwargs)
+                return run_kernel(operator, key, args, kwargs)
         try:
             out = self._layout(operator, args, kwargs, known)
         except torch.OutOfMemoryError:

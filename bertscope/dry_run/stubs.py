@@ -127,9 +127,9 @@ def stubbed(
             "transformers.modeling_utils": partial(_models, put, device),
         }
         finder = _Imports(known | {name: partial(act, put) for name, act in actions.items()})
-        for number, one in ((0, finder), (len(sys.meta_path) + 1, ForOwnCode())):
-            sys.meta_path.insert(number, one)
-            stack.callback(sys.meta_path.remove, one)
+        sys.meta_path.insert(0, finder)
+        stack.callback(sys.meta_path.remove, finder)
+        stack.enter_context(ForOwnCode())
         yield
 
 

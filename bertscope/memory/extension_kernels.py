@@ -120,7 +120,7 @@ def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rul
     """
 
     def register(outputs: _Rule) -> _Rule:
-        if name in KERNELS:
+        if name in KERNELS and not _is_same(KERNELS[name].outputs, outputs):
             raise SelectionError(f"{name} has a rule already, from {KERNELS[name].source}; remove one of the two")
         if "::" in name:
             try:
@@ -135,6 +135,12 @@ def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rul
         return outputs
 
     return register
+
+
+def _is_same(known: Any, outputs: Any) -> bool:
+    """Return True for a function of the same line, whose file was imported anew."""
+    one, two = (getattr(function, "__code__", None) for function in (known, outputs))
+    return one is not None and two is not None and one.co_filename == two.co_filename and one.co_name == two.co_name
 
 
 def _replace(name: str, outputs: _Rule, scratch: _Rule | None) -> None:
@@ -193,10 +199,11 @@ def note_on(operator: Any) -> str:
     return f"{operator.name().partition('.')[0]}: not verified: {source}"
 
 
-def runs_python(operator: Any) -> bool:
-    """Return True for an operator whose Python code for CUDA runs on fake tensors."""
+def python_key(operator: Any) -> str:
+    """Return the key of the Python code that runs for an operator on fake tensors; empty for most operators."""
     row = row_of(operator)
-    return row is not None and row.runs_python and has_kernel(operator, "CUDA")
+    keys = ("CUDA", "CompositeExplicitAutograd") if row is not None and row.runs_python else ()
+    return next((key for key in keys if has_kernel(operator, key)), "")
 
 
 def missing_rule(operator: Any) -> str:

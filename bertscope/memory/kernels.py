@@ -6,16 +6,17 @@ the autograd engine disables a function mode while it recomputes a checkpointed 
 registered under the CPU's autocast key.
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from math import prod, sqrt
 from typing import Any
 
 from bertscope.errors import SelectionError, name_of
 from bertscope.gpus import may_have_cuda
-from bertscope.memory.extension_kernels import extension_scratch, flash_2_bytes
+from bertscope.memory.extension_kernels import extension_scratch, flash_2_bytes, package_actions
 from bertscope.memory.kernel_rules import (
     EMBEDDING,
     LAYER_NORM,
@@ -27,8 +28,10 @@ from bertscope.memory.kernel_rules import (
     Scratch,
     onednn_scratchpad_bytes,
 )
+from bertscope.model.attention import say_once
 from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.torch_access import always, close_library, has_bf16_products, has_kernel, operator_name, torch
+from bertscope.torch_access.fake_gpu import Put
 
 _HALF = (torch.bfloat16, torch.float16)
 _BLOCK, _LOCK_BYTES = 64, 16
@@ -333,15 +336,16 @@ def cuda_semantics(run_config: RunConfig) -> Iterator[None]:
             always(run_config.sdpa_kernel), packs=run_config.torch_version < _FLASH_2_FROM
         ),
     }
-    original = {name: getattr(functional, name) for name in new}
     library = torch.library.Library("aten", "IMPL")
-    try:
+    with ExitStack() as stack:
+        stack.callback(close_library, library)
         _add_lists(library)
-        vars(functional).update(new)
+        put = Put(stack)
+        put(functional, **new)
+        for name, act in package_actions(put, say_once, always(None)).items():
+            if name in sys.modules:
+                act(sys.modules[name])
         yield
-    finally:
-        vars(functional).update(original)
-        close_library(library)
 
 
 def device_semantics(run_config: RunConfig) -> AbstractContextManager[None]:

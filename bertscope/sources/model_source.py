@@ -347,6 +347,7 @@ class FactorySource(ModelSource):
     def _model(self, device: str, attention: str | None) -> nn.Module:
         """Import the attribute, and call it without arguments unless it is a module."""
         from bertscope.torch_access import nn
+        from bertscope.transformers_access import ForOwnCode
 
         module_name, attribute = self._import_from()
         known = set(sys.modules)
@@ -378,7 +379,7 @@ class FactorySource(ModelSource):
             self._check_arguments(target)
             return target()
 
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), ForOwnCode():
             module = self._built(device, make, self.name)
         if not isinstance(module, nn.Module):
             raise SourceError(

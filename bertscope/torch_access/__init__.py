@@ -219,9 +219,9 @@ def argument_names(operator: Any) -> list[str]:
     return [argument.name for argument in schema.arguments] if schema is not None else []
 
 
-def run_python_kernel(operator: Any, args: Any, kwargs: Any) -> Any:
-    """Run the kernel that a package registered from Python for CUDA. It has no documented replacement."""
-    return operator._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
+def run_kernel(operator: Any, key: str, args: Any, kwargs: Any) -> Any:
+    """Run the kernel of a dispatch key, such as one that a package registered from Python. It has no replacement."""
+    return operator._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
 
 
 def operator_packet(operator: Any) -> Any:

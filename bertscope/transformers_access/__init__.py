@@ -236,6 +236,12 @@ def replace_item(stack: ExitStack, items: Any, name: str, value: Any) -> None:
 class ForOwnCode(MetaPathFinder, Loader):
     """Finds flash-attn, where it is not installed, for the user's own code: a library looks whether it is there."""
 
+    def __enter__(self) -> None:
+        sys.meta_path.append(self)
+
+    def __exit__(self, *_: Any) -> None:
+        sys.meta_path.remove(self)
+
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the spec of a module of flash-attn if a file of the user imports it."""
         if fullname not in modules():
