@@ -17,7 +17,9 @@ import pytest
 
 import bertscope
 from bertscope.torch_access import has_bf16_products
+from bertscope.sources.find import source_of
 from tests.conftest import DATA, ROOT, cases, data
+from tests.memory.test_quantized import LLAMA
 
 MODEL = """
 import sys
@@ -35,10 +37,12 @@ sizes["vocab_size"] = 64
 SCRIPTS = data("frameworks.yaml")["scripts"]
 
 
-def printed(folder: Path, *command: str) -> dict:
+def printed(folder: Path, *command: str, script: tuple[str, ...] = ("train.py",), **variables: str) -> dict:
     """Return the line of JSON that a run of a script prints."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    words = [sys.executable, *command, "3", "train.py", "few"]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment |= variables
+    words = [sys.executable, *command, "3", *script, "few"]
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("DRY ", "REAL "))]
     assert lines, done.stderr[-4000:]
@@ -69,3 +73,27 @@ def test_a_real_loop_with_bitsandbytes_has_the_recorded_peak(settings, blas_byte
     (line,) = (line for line in out.splitlines() if line.startswith("REAL "))
     real_bytes = onednn_bytes if has_bf16_products() else blas_bytes
     assert int(line.split()[1]) == pytest.approx(real_bytes, rel=1e-4)
+
+
+KERNELS = {"torchao": ["int8", "float8", "float8-training"], "liger_kernel": ["liger"]}
+
+
+@pytest.mark.parametrize(("package", "kind"), [(name, kind) for name, kinds in KERNELS.items() for kind in kinds])
+def test_layers_of_a_package_hold_in_a_dry_run_what_they_hold_in_a_real_one(package, kind, tmp_path):
+    """The first step: from the second on Triton's interpreter holds the tensors of the kernel that ran last."""
+    pytest.importorskip(package)
+    script = (str(DATA / "scripts" / "kernels.py"), kind)
+    dry = printed(tmp_path, "-m", "tests.dry_run.like_cpu", script=script)
+    real = printed(tmp_path, str(ROOT / "tests/real_run.py"), script=script, TRITON_INTERPRET="1")
+    assert dry["steps"][0][0] == pytest.approx(real["steps"][0][0], rel=1e-3)
+
+
+@pytest.mark.parametrize("settings", [settings for settings, *_ in cases("quantized.yaml", "loops")])
+def test_a_dry_run_of_bitsandbytes_on_a_gpu_has_the_peak_of_the_estimate(settings):
+    """The package's Python code for CUDA, and the layers of bertscope/model/quantized.py."""
+    pytest.importorskip("bitsandbytes")
+    report = bertscope.run(str(DATA / "scripts" / "qlora.py"), args=[json.dumps(settings), "cuda"], gpu="a100-40gb")
+    peak = max(phase.peak_bytes for phase in report.phases if phase.step == 3)
+    model = source_of(LLAMA).with_options(lora="r=8,alpha=16")
+    estimated = bertscope.estimate(model, batch=4, seq=64, gpu="a100-40gb", **settings).variants[0].estimated.cost
+    assert peak == pytest.approx(estimated.peak_bytes, rel=2e-4)

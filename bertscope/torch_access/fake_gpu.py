@@ -188,6 +188,7 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
         put(torch._C, **{name: always(value)})
     put(torch.backends.cudnn, is_acceptable=always(False))
     put(torch._C, _scatter=lambda tensor, *_: (tensor.to("cuda"),))  # of DataParallel
+    put(torch.Tensor, _make_subclass=_subclassing(torch.Tensor._make_subclass))
     put(torch.UntypedStorage, data_ptr=_address_of(torch.UntypedStorage.data_ptr))
     put(FakeTensor, data_ptr=storage_key, __deepcopy__=_copied, __reduce_ex__=_reduced)
     data = vars(torch._C.TensorBase)["data"]
@@ -263,14 +264,29 @@ _MIXED: dict[tuple[type, type], type] = {}  # a package's class of parameters, a
 
 def _like(old: Any, moved: Any) -> Any:
     """Return a parameter with the class and the attributes of another one, such as bitsandbytes' Params4bit."""
-    fake = fake_class()
-    kind = next(base for base in type(old).__mro__ if not issubclass(base, fake))
-    if kind not in (torch.Tensor, nn.Parameter) and not isinstance(moved, kind):
-        pair, attributes = (kind, type(moved)), {**vars(old), **vars(moved)}
-        _MIXED.setdefault(pair, type(kind.__name__, pair, {}) if isinstance(moved, fake) else kind)
-        moved.__class__ = _MIXED[pair]
-        vars(moved).update(attributes)
-    return moved
+    kind = next(base for base in type(old).__mro__ if not issubclass(base, fake_class()))
+    return moved if kind in (torch.Tensor, nn.Parameter) else _of_kind(kind, moved, vars(old))
+
+
+def _of_kind(kind: type, tensor: Any, attributes: Any) -> Any:
+    """Return a tensor with a further class and attributes."""
+    if not isinstance(tensor, kind):
+        pair, attributes = (kind, type(tensor)), {**attributes, **vars(tensor)}
+        _MIXED.setdefault(pair, type(kind.__name__, pair, {}) if isinstance(tensor, fake_class()) else kind)
+        tensor.__class__ = _MIXED[pair]
+        vars(tensor).update(attributes)
+    return tensor
+
+
+def _subclassing(original: Any) -> Any:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        """Make a tensor of a package's class, which from a fake one is fake too."""
+        kind, tensor, *requires_grad = args
+        if isinstance(tensor, fake_class()) and not issubclass(kind, fake_class()):
+            return _of_kind(kind, tensor.detach(), {}).requires_grad_(*requires_grad or (False,))
+        return original(*args, **kwargs)
+
+    return staticmethod(make)
 
 
 def _applied(data: Any, module: Any, function: Any, recurse: bool) -> Any:

@@ -157,6 +157,8 @@ model.weight = bitsandbytes.ops.Params(model.weight.data)
 weight = model.weight.cuda()
 assert weight is model.weight and type(weight).__name__ == "Params" and weight.kind == "nf4", type(weight)
 assert weight.shape == (2**19, 1) and weight.is_cuda
+again = bitsandbytes.ops.Params(weight.data)  # of a tensor on the GPU
+assert type(again).__name__ == "Params" and again.kind == "nf4" and again.is_cuda
 state = bitsandbytes.functional.get_paged(2**19, dtype=torch.float32, device=weight.device)
 assert state.is_paged and state.numel() == 2**19
 """

@@ -1,5 +1,7 @@
 """python qlora.py SETTINGS: a real QLoRA loop with bitsandbytes and peft on the CPU; prints its peak in bytes.
 
+`qlora.py SETTINGS cuda` is the same loop for a dry run.
+
 The model is built as in tests/memory/test_quantized.py; SETTINGS are keywords of `estimate`, as JSON.
 """
 
@@ -18,7 +20,7 @@ from transformers.quantizers.base import get_keys_to_not_convert
 
 from tests.real_run import peaks
 
-settings = json.loads(sys.argv[1])
+settings, (device,) = json.loads(sys.argv[1]), sys.argv[2:] or ["cpu"]
 kind, _, is_double = settings["quantize"].partition("-")
 precision, strategy = settings["precision"], settings.get("checkpointing", "none")
 autocast = precision.startswith("autocast")
@@ -38,8 +40,9 @@ for path, layer in model.named_modules():
     if isinstance(layer, (bnb.nn.Linear4bit, bnb.nn.Linear8bitLt)):
         options = {name: value for name, value in vars(layer.weight).items() if name != "SCB"}
         weight = type(layer.weight)(weights[f"{path}.weight"].detach(), requires_grad=False, **options)
-        layer.weight = weight.to("cpu")
+        layer.weight = weight.to(device)
 del weights
+model.to(device)
 setattr(model, "is_loaded_in_8bit" if kind == "int8" else "is_loaded_in_4bit", True)
 if is_prepared:
     model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
@@ -47,7 +50,7 @@ model = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, task_type
 if strategy == "full":
     model.gradient_checkpointing_enable({"use_reentrant": settings.get("reentrant", False)})
     model.enable_input_require_grads()
-ids = torch.randint(0, 1000, (4, 64))
+ids = torch.randint(0, 1000, (4, 64)).to(device)
 batch = {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
 with torch.no_grad():
     model(**batch)  # an 8-bit layer moves its weight in its first forward pass
@@ -70,12 +73,15 @@ optimizer = torch.optim.AdamW([param for param in model.parameters() if param.re
 def run():
     while True:
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
             output = model(**batch)
         output.loss.backward()
         optimizer.step()
 
 
-found = peaks(run, 3)
-state = sum(storages.values()) + sum(value.nbytes for value in batch.values())
-print("REAL", state + found["steps"][2][0])
+if device == "cpu":
+    found = peaks(run, 3)
+    state = sum(storages.values()) + sum(value.nbytes for value in batch.values())
+    print("REAL", state + found["steps"][2][0])
+else:
+    run()
