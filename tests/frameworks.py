@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import bertscope
-from bertscope.torch_access import has_bf16_products
 from bertscope.sources.find import source_of
+from bertscope.torch_access import has_bf16_products
 from tests.conftest import DATA, ROOT, cases, data
 from tests.memory.test_quantized import LLAMA
 
@@ -34,7 +34,11 @@ text = "a b c d e f g h i j k l m n o p"
 sizes = {"hidden_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 768}
 sizes["vocab_size"] = 64
 """
-SCRIPTS = data("frameworks.yaml")["scripts"]
+SCRIPTS, LOSSES = data("frameworks.yaml")["scripts"], data("frameworks.yaml")["losses"]
+SCRIPTS |= {
+    name: SCRIPTS["sentence_transformers"].replace("loss = MultipleNegativesRankingLoss(model)", f"loss = {loss}")
+    for name, loss in LOSSES.items()
+}
 
 
 def printed(folder: Path, *command: str, script: tuple[str, ...] = ("train.py",), **variables: str) -> dict:
@@ -51,7 +55,7 @@ def printed(folder: Path, *command: str, script: tuple[str, ...] = ("train.py",)
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_of_a_framework_holds_what_its_real_run_holds(name, tmp_path, monkeypatch):
-    pytest.importorskip(name)
+    pytest.importorskip(name.partition(" ")[0])
     (tmp_path / "train.py").write_text(MODEL + SCRIPTS[name])
     dry = printed(tmp_path, "-m", "tests.dry_run.like_cpu")
     real = printed(tmp_path, str(ROOT / "tests/real_run.py"))

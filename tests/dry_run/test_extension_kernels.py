@@ -201,6 +201,28 @@ def test_a_script_may_import_flash_attn_where_it_is_not_installed(script):  # no
     assert saved == output + sums + state + 512  # of the loss
 
 
+OWN = """
+import torch
+from flash_attn import flash_attn_func
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(256, 768)
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 64).unbind(2)
+        return flash_attn_func(q, k, v)
+"""
+
+
+def test_own_code_that_imports_flash_attn_is_estimated(cli, script):  # noqa: F811
+    """Of 2 x 128 tokens and 4 heads of 64, q, k, v and the output are saved in bf16, the sums in fp32, and two numbers."""
+    script(OWN, "net.py")
+    result = cli("estimate", "net.py:Net", "--input", "x=2x128x256:bfloat16", "--precision", "bf16", "--device", "cuda",
+                 "--optimizer", "sgd", "--format", "json")  # fmt: skip
+    (variant,) = bertscope.from_json(result.out).variants
+    assert variant.estimated.saved_bytes == 4 * (2 * 128 * 256 * 2) + 2 * 4 * 128 * 4 + 2 * 512
+
+
 LLAMA = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
