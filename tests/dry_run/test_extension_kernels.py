@@ -215,12 +215,12 @@ class Net(torch.nn.Module):
 
 
 def test_own_code_that_imports_flash_attn_is_estimated(cli, script):  # noqa: F811
-    """Of 2 x 128 tokens and 4 heads of 64, q, k, v and the output are saved in bf16, the sums in fp32, and two numbers."""
+    """Of 2 x 128 tokens and 4 heads of 64, q, k, v and the output are saved in bf16, sums in fp32, two numbers."""
     script(OWN, "net.py")
     result = cli("estimate", "net.py:Net", "--input", "x=2x128x256:bfloat16", "--precision", "bf16", "--device", "cuda",
                  "--optimizer", "sgd", "--format", "json")  # fmt: skip
     (variant,) = bertscope.from_json(result.out).variants
-    assert variant.estimated.saved_bytes == 4 * (2 * 128 * 256 * 2) + 2 * 4 * 128 * 4 + 2 * 512
+    assert variant.estimated.cost.saved_bytes == 4 * (2 * 128 * 256 * 2) + 2 * 4 * 128 * 4 + 2 * 512
 
 
 LLAMA = """
