@@ -426,10 +426,10 @@ class Worker:
                 self.process.wait(wait_seconds)
         self.process.kill_group()
         self.process.wait()
-        for thread in self._threads:  # a process that outlives the child may still hold the other end
+        # A process that outlives the child may still hold the other end; to close a stream waits for its reader.
+        for thread, stream in zip(self._threads, (self.process.stdout, self.process.stderr), strict=True):
             thread.join(_DRAIN_SECONDS)
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
+            if stream is not None and not thread.is_alive():
                 with suppress(OSError):
                     stream.close()
 

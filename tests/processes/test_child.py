@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 import bertscope
-from bertscope.processes.child import ForkedChild, ForkServer, child_command
+from bertscope.processes.child import Child, ForkedChild, ForkServer, Worker, child_command
 
 HOSTILE = ("typing", "torch", "json", "pkgutil", "site", "importlib", "linecache", "sitecustomize", "usercustomize",
            "bertscope", "typer", "yaml", "os", "re", "signal", "optional")  # fmt: skip
@@ -58,6 +60,18 @@ def test_a_child_runs_no_module_of_the_working_directory(probe, hostile):
                      "typing": found["typing"]}  # fmt: skip
     assert not str(found["typing"]).startswith(str(hostile))
     assert not (hostile / CANARY).exists()
+
+
+def test_a_process_that_outlives_a_child_with_its_streams_holds_up_nobody(tmp_path, monkeypatch):
+    acts = "os.setsid(); print(os.getpid(), flush=True); time.sleep(9)"
+    code = f"import os, time\ndef main():\n    if os.fork() == 0: {acts}"
+    (tmp_path / "daemon.py").write_text(code)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    worker, begun = Worker(Child("daemon:main"), lambda line: ("pid", int(line))), time.monotonic()
+    pid = worker.inbox.get(timeout=50)[2]
+    worker.stop(5.0)
+    assert time.monotonic() - begun < 9
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_a_child_imports_from_the_working_directory_if_pythonpath_names_it(probe, monkeypatch):
