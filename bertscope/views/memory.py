@@ -293,7 +293,7 @@ def variants_table(report: MemoryReport, *, is_verbose: bool = True) -> Table:
         first = f"{first} ({obtained[0]})"
     else:
         names = [f"{name} ({how})" for name, how in zip(names, obtained, strict=True)]
-    left_out = {"peak in", *["saved by forward"] * (report.run.mode == INFERENCE)}  # notes have the place
+    left_out = {"peak in", *["saved for backward"] * (report.run.mode == INFERENCE)}  # notes have the place
     groups = _part_groups(report, 0 if is_verbose else _SMALL)
     shown = [column for column in columns(report, groups) if column.title not in left_out]
     shown = [column for column in shown_columns(shown, report.variants) if is_verbose or column.detail < step.VERBOSE]

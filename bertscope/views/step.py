@@ -117,7 +117,7 @@ PEAK = "peak"  # the title of a column
 COST_COLUMNS = (
     number(PEAK, "peak_bytes", bytes_text, csv=["peak_bytes", "other_loop_bytes"]),
     attribute("peak in", "phase", "path", "operator", of="peak", detail=WIDE),
-    number("saved by forward", "saved_bytes", bytes_text, detail=WIDE),
+    number("saved for backward", "saved_bytes", bytes_text, detail=WIDE),
     number("allocated", "max_allocated_bytes", bytes_text, detail=VERBOSE),
     number("reserved", "reserved", span_text, csv=["reserved_bytes", "reserved.low_bytes"], detail=WIDE),
     Column("on the GPU", lambda cost: bytes_text(cost.gpu_bytes) if cost.reserved else "", values("gpu_bytes"), True),

@@ -406,7 +406,7 @@ def test_a_picture_that_fails_comes_after_the_table_and_keeps_the_other_outputs(
         result = cli(command, "small.yaml", "--batch", "1", *steps, "--timeline", FULL, "--snapshot", "step.pickle")
         assert result.code == 2
         assert result.err.splitlines()[-1].startswith("error: /dev/full cannot be written: No space left")
-        assert "saved by forward" in result.out
+        assert "saved for backward" in result.out
         assert (folder / "step.pickle").exists() == (command == "profile")
         (folder / "step.pickle").unlink(missing_ok=True)
 

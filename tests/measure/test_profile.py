@@ -307,7 +307,7 @@ def test_a_child_that_is_killed_is_an_answer(folder):
     assert process.returncode == 0  # the memory had been measured before
     assert "could not be timed, its memory is measured" in err
     assert "was killed by SIGKILL, as the system does when memory runs out while timing step" in err
-    assert "saved by forward" in out
+    assert "saved for backward" in out
 
 
 def test_a_child_does_not_outlive_a_parent_that_is_killed(folder):
