@@ -310,7 +310,7 @@ class StepRecorder(Recorder):
         self.step, self.log, self.is_recording = step, StepLog(), False
         self.parameters: dict[int, str] = {}  # block of state or a gradient -> its parameter
         self.gathered: str | None = None  # the module whose parameters FSDP gathers
-        self.outputs: list[Any] = []  # of the micro-batch, which live until its loss is computed
+        self.graphs: list[Any] = []  # of the micro-batch's outputs; they live until its loss is computed
 
     def _watch_modules(self, stack: ExitStack) -> None:
         stack.enter_context(hooks(self.step.called, "", self.tracker.enter, self.tracker.leave))
@@ -353,7 +353,7 @@ class StepRecorder(Recorder):
         self.phase, self.is_recording = phase, True
         yield
         living = list(self.living)
-        self.outputs.clear()  # and with them what only their graph holds, such as a pooler's weights in 16 bits
+        self.graphs.clear()  # and with them what no loss uses, such as a pooler's weights in 16 bits
         for number in (number for number in living if number not in self.living):
             self.log.variables.setdefault(number, "output")
         self.is_recording = False
@@ -405,7 +405,7 @@ class StepRecorder(Recorder):
         self._refer((self.numbers.get(storage_key(tensor), -1) for tensor in tensors_in(value)), name)
         if name == "output" and number >= 0:
             if self.step.run_config.loss == MODEL:  # else a variable of the criterion
-                self.outputs.append(value)
+                self.graphs += [tensor.grad_fn for tensor in tensors_in(value)]
             position = self.position()
             self.log.mark(position, RETURN, [position.path], [1])
 
