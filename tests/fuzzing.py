@@ -173,8 +173,11 @@ def descendants(parent: str = "self") -> set[str]:
     """
     found: set[str] = set()
     for path in Path(f"/proc/{parent}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread or a process that has ended
-            for pid in path.read_text().split():
+        pids: list[str] = []
+        with contextlib.suppress(OSError):  # a thread that has ended
+            pids = path.read_text().split()
+        for pid in pids:
+            with contextlib.suppress(OSError):  # a process that has ended; the others have not
                 if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
                     found |= {pid} | descendants(pid)
     return found

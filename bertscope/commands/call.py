@@ -207,7 +207,7 @@ class CommandLine(SimpleNamespace):
         if name == "run":  # all words after the script are the script's own
             last = ("module", "script", "arguments")
             keys = [*(key for key in keys if key not in last), *(key for key in last if key in keys)]
-        for key in sorted(keys, key=lambda key: key != "model"):
+        for key in sorted(keys, key=lambda key: {"file": 0, "model": 1}.get(key, 2)):  # as the command reads them
             value = typed.get(key)
             is_setting = key in command.settings
             row = QUESTIONS[name].table[key] if is_setting else option_row(name, key)
