@@ -54,7 +54,7 @@ def judged(arguments: list[Any], folder: Path) -> Verdict:
     (folder / "loop").unlink(missing_ok=True)
     (folder / "loop").symlink_to("loop")
     files, processes, before = _files(folder), descendants(), _memory(peak=False)
-    began = time.process_time()
+    began, began_at = time.process_time(), time.clock_gettime(time.CLOCK_BOOTTIME)
     result = Result(-1, "", "")  # of a command that is ended
     with _surroundings(folder), _listeners(str(arguments[0]) in STARTS) as listeners:
         with contextlib.suppress(_TooLong), _limited():
@@ -66,7 +66,7 @@ def judged(arguments: list[Any], folder: Path) -> Verdict:
         *_faults_of_text(result.code, result.out, result.err, reports_errors, "--nproc" in arguments),
         *([f"{seconds:.1f} s of the processor"] if seconds > SECONDS or result.code < 0 else []),
         *([f"{grown >> 20} MiB of memory"] if grown > MEMORY_BYTES else []),
-        *([f"a child is left: {left}"] if (left := remaining(processes)) else []),
+        *([f"a child is left: {left}"] if (left := remaining(processes, began_at)) else []),
         *([f"it listens to the network: {sorted(listeners)}"] if listeners else []),
         *_faults_of_files(result.code, files, after, arguments, folder),
     ]
@@ -183,12 +183,24 @@ def descendants(parent: str = "self") -> set[str]:
     return found
 
 
-def remaining(known: set[str]) -> set[str]:
-    """Return the processes that are left of a command, after some time for the last to end."""
+def remaining(known: set[str], began_at: float) -> set[str]:
+    """Return the processes that are left of a command which began then, after some time for the last to end.
+
+    A list of children lacks some while another one ends, so one that began before is no new process.
+    """
     until = time.monotonic() + GONE_SECONDS
-    while (left := descendants() - known) and time.monotonic() < until:
+    while left := {pid for pid in descendants() - known if _started_at(pid) > began_at - 0.02}:  # twice a tick
+        if time.monotonic() > until:
+            break
         time.sleep(0.02)
     return left
+
+
+def _started_at(pid: str) -> float:
+    """Return the seconds after the machine's start at which a process began; 0 for one that has ended."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 @contextlib.contextmanager
