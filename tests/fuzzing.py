@@ -66,7 +66,7 @@ def judged(arguments: list[Any], folder: Path) -> Verdict:
         *_faults_of_text(result.code, result.out, result.err, reports_errors, "--nproc" in arguments),
         *([f"{seconds:.1f} s of the processor"] if seconds > SECONDS or result.code < 0 else []),
         *([f"{grown >> 20} MiB of memory"] if grown > MEMORY_BYTES else []),
-        *([f"a child is left: {left}"] if (left := remaining(processes, began_at)) else []),
+        *([f"a child is left: {list(map(_command_line, left))}"] if (left := remaining(processes, began_at)) else []),
         *([f"it listens to the network: {sorted(listeners)}"] if listeners else []),
         *_faults_of_files(result.code, files, after, arguments, folder),
     ]
@@ -194,6 +194,12 @@ def remaining(known: set[str], began_at: float) -> set[str]:
             break
         time.sleep(0.02)
     return left
+
+
+def _command_line(pid: str) -> str:
+    with contextlib.suppress(OSError):
+        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_text()[:200]!r}"
+    return pid
 
 
 def _started_at(pid: str) -> float:
