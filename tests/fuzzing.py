@@ -54,7 +54,7 @@ def judged(arguments: list[Any], folder: Path) -> Verdict:
     (folder / "loop").unlink(missing_ok=True)
     (folder / "loop").symlink_to("loop")
     files, processes, before = _files(folder), descendants(), _memory(peak=False)
-    began, began_at = time.process_time(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    began = time.process_time()
     result = Result(-1, "", "")  # of a command that is ended
     with _surroundings(folder), _listeners(str(arguments[0]) in STARTS) as listeners:
         with contextlib.suppress(_TooLong), _limited():
@@ -66,7 +66,7 @@ def judged(arguments: list[Any], folder: Path) -> Verdict:
         *_faults_of_text(result.code, result.out, result.err, reports_errors, "--nproc" in arguments),
         *([f"{seconds:.1f} s of the processor"] if seconds > SECONDS or result.code < 0 else []),
         *([f"{grown >> 20} MiB of memory"] if grown > MEMORY_BYTES else []),
-        *([f"a child is left: {list(map(_command_line, left))}"] if (left := remaining(processes, began_at)) else []),
+        *([f"a child is left: {left}"] if (left := remaining(processes)) else []),
         *([f"it listens to the network: {sorted(listeners)}"] if listeners else []),
         *_faults_of_files(result.code, files, after, arguments, folder),
     ]
@@ -183,30 +183,25 @@ def descendants(parent: str = "self") -> set[str]:
     return found
 
 
-def remaining(known: set[str], began_at: float) -> set[str]:
-    """Return the processes that are left of a command which began then, after some time for the last to end.
+def remaining(known: set[str]) -> set[str]:
+    """Return the processes that are left of a command, after some time for the last to end.
 
-    A list of children lacks some while another one ends, so one that began before is no new process.
+    The tests of another worker have theirs forked by the server of all, which may be a child of this one.
     """
     until = time.monotonic() + GONE_SECONDS
-    while left := {pid for pid in descendants() - known if _started_at(pid) > began_at - 0.02}:  # twice a tick
-        if time.monotonic() > until:
-            break
+    while (
+        left := {line for pid in descendants() - known if (line := _command_line(pid))}
+    ) and time.monotonic() < until:
         time.sleep(0.02)
     return left
 
 
 def _command_line(pid: str) -> str:
+    """Return a process's id and command; "" for one that has ended, and for a child of the tests' server."""
     with contextlib.suppress(OSError):
-        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_text()[:200]!r}"
-    return pid
-
-
-def _started_at(pid: str) -> float:
-    """Return the seconds after the machine's start at which a process began; 0 for one that has ended."""
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    return 0.0
+        words = Path(f"/proc/{pid}/cmdline").read_text()[:200]
+        return f"{pid} {words!r}" if "tests.child_server" not in words else ""
+    return ""
 
 
 @contextlib.contextmanager
