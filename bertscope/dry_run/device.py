@@ -158,12 +158,12 @@ class FakeGpu(Device):
             return self.on_cpu(args[0], kwargs.get("dtype"))
         if target.type == "cuda" and target != _GPU:
             if (target.index or 0) >= torch.cuda.device_count():
-                self.remarks[f"a run has one GPU, which holds what the script puts on {target} too"] = None
+                self.note(f"a run has one GPU, which holds what the script puts on {target} too")
             kwargs = kwargs | {"device": _GPU}
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         known = self._known(operator, args, kwargs, leaves)
         if operator is _aten.convolution.default:
-            self.remarks["not counted: the workspaces of cuDNN's convolutions"] = None
+            self.note("not counted: the workspaces of cuDNN's convolutions")
         if text := note_on(operator):
             self.note(text)
         if key := python_key(operator):

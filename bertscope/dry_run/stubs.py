@@ -164,7 +164,7 @@ def _model_of(device: FakeGpu, cls: Any, preset: Any, name: str, *args: Any, con
     model_config = config if config is not None else cls.config_class.from_pretrained(name)
     for key in [key for key in kwargs if hasattr(model_config, key)]:  # such as num_labels
         setattr(model_config, key, kwargs.pop(key))
-    device.remarks[f"{name} was made from its preset: its weights are not here, and have no effect on memory"] = None
+    device.note(f"{name} was made from its preset: its weights are not here, and have no effect on memory")
     model = cls(model_config, *args).eval()
     dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
     return model.to(dtype) if isinstance(dtype, torch.dtype) else model
@@ -177,9 +177,9 @@ def remark_on_modules(device: FakeGpu, model: nn.Module) -> None:
     """Note modules whose kernels on a GPU take more or less than their single operators."""
     kinds = {type(module) for module in model.modules()}
     if any(issubclass(kind, nn.RNNBase) for kind in kinds):
-        device.remarks["not counted: what cuDNN's recurrent layers reserve; they ran as single operators"] = None
+        device.note("not counted: what cuDNN's recurrent layers reserve; they ran as single operators")
     if any(issubclass(kind, nn.TransformerEncoderLayer) for kind in kinds):
-        device.remarks[NO_FAST_PATH] = None
+        device.note(NO_FAST_PATH)
 
 
 def _cuda(put: Put, device: FakeGpu) -> None:
@@ -280,7 +280,7 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
     put(functional, scaled_dot_product_attention=scaled)
 
     def uncompiled(model: Any = None, **_: Any) -> Any:
-        device.remarks["torch.compile ran eagerly; compiled code needs less memory, or a little more"] = None
+        device.note("torch.compile ran eagerly; compiled code needs less memory, or a little more")
         return model if model is not None else lambda function: function
 
     if torch.version.cuda is None:  # packages choose their kernels by it

@@ -46,8 +46,8 @@ class Kernel(NamedTuple):
 def flash_attn_bytes(name: str, *args: Any) -> int | Scratch:
     """Return the temporary bytes of flash-attn in backward: gradient sums in fp32, and expanded keys.
 
-    The operators are those of transformers_access. Source: mha_bwd and mha_varlen_bwd, csrc/flash_attn/flash_api.cpp
-    (2.8) and hopper/flash_api.cpp (3, on Hopper).
+    transformers_access defines the operators. Source: mha_bwd and mha_varlen_bwd, csrc/flash_attn/flash_api.cpp (2.8)
+    and hopper/flash_api.cpp (3, on Hopper).
     """
     query, key, version = args[1], args[2], args[-1]
     if query.dtype not in _HALF or query.shape[-1] > _MOST_FLASH_WIDTH:

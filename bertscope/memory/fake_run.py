@@ -68,7 +68,7 @@ _SAVED, _TEMPORARY = "activations", "temporaries"
 
 def is_on_host(tensor: Any) -> bool:
     """Return True for a tensor in the host's memory: that is meta, as fake CPU tensors represent CUDA tensors."""
-    return bool(getattr(tensor, "fake_device", tensor.device).type == "meta")
+    return bool((getattr(tensor, "fake_device", None) or tensor.device).type == "meta")  # its `device` takes time
 
 
 def fake_run(step: ModelStep) -> MemoryTrace:
@@ -218,6 +218,8 @@ class StepLog(RunLog):
 class StepDevice(Device):
     """A step's device: what its kernels allocate besides their results follows rules, as no mode sees it."""
 
+    has_host = False  # whose memory holds a part of the step
+
     def __init__(self, step: ModelStep) -> None:
         self.step, self.kind = step, step.run_config.device
         self.counts_random_states = self.kind != CUDA
@@ -304,6 +306,7 @@ class StepRecorder(Recorder):
     """The recorder of a step that says where its phases begin and end."""
 
     log: StepLog
+    device: StepDevice
 
     def __init__(self, step: ModelStep, device: StepDevice, *, keeps_args: bool = False) -> None:
         super().__init__(device, keeps_args=keeps_args)
@@ -438,7 +441,7 @@ class StepRecorder(Recorder):
             if any(owners):  # a loss may join tensors that are no parameter's
                 self.log.mark(position, name, owners, [tensor.numel() for tensor in args[0]])
         super()._allocated(call, args, kwargs, out, summed)
-        if name in _MOVES and isinstance(self.device, FakeDevice) and self.device.has_host:
+        if name in _MOVES and self.device.has_host:
             self._note_move(position, args[name == "copy_"], out)
         results = tensors(out) if self.phase == OPTIMIZER and self.device.kind == CUDA else []
         for index, tensor in enumerate(results):  # numbers, such as norms, are no blocks and belong to a parameter

@@ -300,13 +300,13 @@ class PlanSearch:
         run = replace(self.run_config, checkpointing=strategy_text(lists))
         recomputed = run.accumulate * space.recompute_flops(counts) if space else 0
         plain = replace(run, checkpointing=NONE)
-        step_flops = self.simulator.flops(plain) + recomputed
-        chunks_flops = step_flops - recomputed - self.simulator.flops(plain.changed(loss_chunks=0))
+        flops = self.simulator.flops(plain)
+        logits_flops = flops - self.simulator.flops(plain.changed(loss_chunks=0))  # recomputed by a loss in chunks
         self.rows[space, counts] = PlanRow(
             checkpointing=run.checkpointing,
             batch=run.batch,
             accumulate=run.accumulate,
-            cost=self.simulator.cost(run, recompute_flops=recomputed + chunks_flops, step_flops=step_flops),
+            cost=self.simulator.cost(run, recompute_flops=recomputed + logits_flops, step_flops=flops + recomputed),
             recompute_share=recomputed / (space.flops * run.accumulate) if space and space.flops else 0.0,
             recompute_moved_bytes=run.accumulate * space.moved_bytes if space else 0,
             changes=self.changes,

@@ -98,6 +98,15 @@ OPTIMIZERS = {
         state=("exp_avg_sq_row", "exp_avg_sq_col"), trainer={"adafactor": "default"},
     ),
 }  # fmt: skip
+# The end of a language model's class -> whether its labels are the next tokens.
+_PREDICTS_NEXT = {"ForMaskedLM": False, "ForCausalLM": True, "LMHeadModel": True, "ForConditionalGeneration": False}
+
+
+def predicts_next(architecture: str) -> bool | None:
+    """Return whether the labels of a language model's class are the next tokens; None for any other class."""
+    return next((is_next for end, is_next in _PREDICTS_NEXT.items() if architecture.endswith(end)), None)
+
+
 NO_OPTIMIZER = "none"
 CUSTOM = "custom"  # an optimizer of a Python program whose class has no row
 LEANER = {"8bit": "adamw-8bit", "sgd": "sgd"}  # than AdamW, by the words of `plan --may-change`

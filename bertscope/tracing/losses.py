@@ -15,15 +15,13 @@ from bertscope.model.lora import base_model_of
 from bertscope.model.savers import chunked_loss
 from bertscope.settings.rows import CodeObject
 from bertscope.settings.run_config import RunConfig
-from bertscope.settings.training import MODEL, loss_parts
+from bertscope.settings.training import MODEL, loss_parts, predicts_next
 from bertscope.sources.model_source import ModelSource
 from bertscope.torch_access import always, nn, torch, tree_map
 
 Batch = dict[str, Any]
 _SCALE, _MARGIN = 20.0, 5  # `scale` and `triplet_margin` of the classes
-# The end of a language model's class -> whether its labels are the next tokens. The settings that change logits later.
-_SHIFTED = {"ForMaskedLM": False, "ForCausalLM": True, "LMHeadModel": True, "ForConditionalGeneration": False}
-_AFTER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_AFTER_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # settings that change logits later
 
 
 def batch_of_texts(run_config: RunConfig, inputs: Any) -> Any:
@@ -68,15 +66,15 @@ def chunked(model: nn.Module, batch: Batch, chunks: int) -> torch.Tensor:
     """Return the loss of a language model whose logits exist for one chunk of tokens at a time."""
     base: Any = base_model_of(model)
     name, last = type(base).__name__, getattr(base, "get_output_embeddings", always(None))()
-    kind = next((end for end in _SHIFTED if name.endswith(end)), None)
+    is_causal = predicts_next(name)
     caps = [key for key in _AFTER_LOGITS if getattr(getattr(base, "config", None), key, None) not in (None, 1, 1.0)]
-    if kind is None or last is None or caps:
+    if is_causal is None or last is None or caps:
         why = f"has {caps[0]}, which changes its logits" if caps else "has no logits of tokens only"
         raise SelectionError(
             f"{name} {why}; leave {name_of('loss_chunks')} out, or choose a language model's class, such as "
             f"{name_of('architecture')} BertForMaskedLM"
         )
-    return chunked_loss(model, batch, chunks, is_causal=_SHIFTED[kind])
+    return chunked_loss(model, batch, chunks, is_causal=is_causal)
 
 
 def _texts(batch: Batch) -> list[Batch]:

@@ -269,10 +269,16 @@ def stand_in_when_asked(stack: ExitStack, note: Callable[[str], None]) -> None:
 
         return check
 
-    for name in vars(base).keys() & _CHECKS if find_spec("flash_attn") is None else ():
-        original = vars(base)[name]
+    if find_spec("flash_attn") is None:
+        _replace_checks(stack, base, checked)
+
+
+def _replace_checks(stack: ExitStack, base: Any, check_of: Callable[[str], Callable[..., Any]]) -> None:
+    """Replace the checks that a model makes before it takes flash attention; each is found by its name."""
+    for name in vars(base).keys() & _CHECKS:
+        original, check = vars(base)[name], check_of(name)
         stack.callback(setattr, base, name, original)
-        setattr(base, name, classmethod(checked(name)) if isinstance(original, classmethod) else checked(name))
+        setattr(base, name, classmethod(check) if isinstance(original, classmethod) else check)
 
 
 @contextmanager
@@ -326,16 +332,12 @@ def _pass_checks(stack: ExitStack, has_values: bool) -> None:
     utilities = vars(sys.modules[_UTILITIES])
     for name in utilities.keys() & set(_IMPORTED.split()):
         replace_item(stack, utilities, name, None)
-    if (
-        "_is_packed_sequence" in utilities and not has_values
-    ):  # which asks for the values of positions; here they begin once
+    # It asks for the values of positions; without them they begin once.
+    if "_is_packed_sequence" in utilities and not has_values:
         replace_item(stack, utilities, "_is_packed_sequence", always(False))
     for row in utilities.get("FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}).values():
         replace_item(stack, row, "general_availability_check", always(True))
-    for name in vars(base).keys() & _CHECKS:
-        original = vars(base)[name]
-        stack.callback(setattr, base, name, original)
-        setattr(base, name, classmethod(_supports) if isinstance(original, classmethod) else _supports)
+    _replace_checks(stack, base, always(_supports))
     if has_values:
         return
     # Attention asks for the dtype of autocast on a GPU, or on meta, which has none.

@@ -20,7 +20,7 @@ from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, RunConfig
-from bertscope.settings.training import SAVERS
+from bertscope.settings.training import SAVERS, predicts_next
 from bertscope.units import BF16, FP16, PRECISIONS, bytes_text, count_text, counted, flops_text, html_text, visible
 from bertscope.views import step
 from bertscope.views.columns import Column, csv_only, values
@@ -90,7 +90,7 @@ def _saved_words(lists: Sequence[PlanList]) -> str:
     return "; ".join(filter(None, texts)) or "no product"
 
 
-def _short(row: PlanRow, limit: int = _LABEL) -> str:
+def _short(row: PlanRow, limit: int) -> str:
     """Return a plan in words, where these are too many in numbers: `save 4 of 6 products, 1 in part`."""
     if len(text := label(row)) <= limit:
         return text
@@ -369,8 +369,7 @@ def _savers(row: PlanRow, report: PlanReport, precision: str) -> str:
     if saver := "StepInBackward" * run.step_in_backward or "HostOptimizer" * run.offload_optimizer:
         optimizer = f"{saver}(model.parameters(), partial(optimizer_class, **arguments))"
     if run.loss_chunks:
-        is_causal = not report.subject.architecture.endswith(("MaskedLM", "ConditionalGeneration"))
-        loss = f"chunked_loss(model, batch, {run.loss_chunks}, is_causal={is_causal})"
+        loss = f"chunked_loss(model, batch, {run.loss_chunks}, is_causal={predicts_next(report.subject.architecture)})"
     computes_in = PRECISIONS.get(precision.removeprefix(AUTOCAST)) if precision.startswith(AUTOCAST) else None
     contexts = [f"torch.autocast({run.device!r}, torch.{computes_in.torch_name})"] if computes_in else []
     contexts += ["torch.autograd.graph.save_on_cpu(pin_memory=True)"] * run.offload_activations
