@@ -169,7 +169,8 @@ def _files(folder: Path) -> dict[str, bytes]:
 def descendants(parent: str = "self") -> set[str]:
     """Return the ids of the processes that this one and they have started; none where the system does not list them.
 
-    One that has ended, and whose parent has not asked for its exit code, is left out.
+    One that has ended, and whose parent has not asked for its exit code, is left out. So are the server that forks the
+    children of all workers' tests, which may be a child of this one, and whatever those children have started.
     """
     found: set[str] = set()
     for path in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -178,30 +179,27 @@ def descendants(parent: str = "self") -> set[str]:
             pids = path.read_text().split()
         for pid in pids:
             with contextlib.suppress(OSError):  # a process that has ended; the others have not
+                if "tests.child_server" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
+                    continue
                 if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
                     found |= {pid} | descendants(pid)
     return found
 
 
 def remaining(known: set[str]) -> set[str]:
-    """Return the processes that are left of a command, after some time for the last to end.
-
-    The tests of another worker have theirs forked by the server of all, which may be a child of this one.
-    """
+    """Return the processes that are left of a command, after some time for the last to end."""
     until = time.monotonic() + GONE_SECONDS
-    while (
-        left := {line for pid in descendants() - known if (line := _command_line(pid))}
-    ) and time.monotonic() < until:
+    while (left := {_described(pid) for pid in descendants() - known}) and time.monotonic() < until:
         time.sleep(0.02)
     return left
 
 
-def _command_line(pid: str) -> str:
-    """Return a process's id and command; "" for one that has ended, and for a child of the tests' server."""
+def _described(pid: str) -> str:
+    """Return a process's id and command, which is empty for one that has ended."""
     with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_text()[:200]
-        return f"{pid} {words!r}" if "tests.child_server" not in words else ""
-    return ""
+        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        return f"{pid} {words[:200]!r}"
+    return pid
 
 
 @contextlib.contextmanager
