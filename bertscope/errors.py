@@ -18,11 +18,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TypeVar
 
 from bertscope.units import visible
+
+Value = TypeVar("Value")
 
 
 def one_line(text: str, limit: int = 600) -> str:
@@ -44,17 +47,22 @@ def name_of(setting: str) -> str:
     return f"\x02{setting}\x03"
 
 
-_form: ContextVar[Callable[[str], str]] = ContextVar("form", default=str)
-
-
 @contextmanager
-def naming(form: Callable[[str], str]) -> Iterator[None]:
-    """Have reports inside the block name settings in the form of a command line, not by the keywords of Python."""
-    token = _form.set(form)
+def assigned(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Set a context variable inside the block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _form.reset(token)
+        variable.reset(token)
+
+
+_form: ContextVar[Callable[[str], str]] = ContextVar("form", default=str)
+
+
+def naming(form: Callable[[str], str]) -> AbstractContextManager[None]:
+    """Have reports inside the block name settings in the form of a command line, not by the keywords of Python."""
+    return assigned(_form, form)
 
 
 def named(setting: str) -> str:

@@ -1,12 +1,11 @@
 """Progress in long work: an analysis reports its stages, and a front end that listens shows them."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Protocol
 
-from bertscope.errors import BertscopeWarning
+from bertscope.errors import BertscopeWarning, assigned
 
 
 class Listener(Protocol):
@@ -23,8 +22,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 _stage: ContextVar[str] = ContextVar("stage", default="")
 
 
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def listening(listener: Listener) -> AbstractContextManager[None]:
     """Call the listener with each stage of the work inside the block.
 
     >>> class Printer:
@@ -38,11 +36,7 @@ def listening(listener: Listener) -> Iterator[None]:
     simulating without checkpointing
     simulating with full checkpointing
     """
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+    return assigned(_listener, listener)
 
 
 def expect(stages: int) -> None:
@@ -70,12 +64,7 @@ def detailed(name: str, text: str) -> str:
     return f"{name}: {text}"
 
 
-@contextmanager
-def stage(name: str) -> Iterator[None]:
+def stage(name: str) -> AbstractContextManager[None]:
     """Report a stage, whose details are what the block reports."""
     progress(name)
-    token = _stage.set(name)
-    try:
-        yield
-    finally:
-        _stage.reset(token)
+    return assigned(_stage, name)

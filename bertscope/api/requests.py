@@ -252,7 +252,7 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any]) -> Reques
     for name in row.unused:
         if name in keywords:
             raise SelectionError(f"{question} does not depend on {name}; leave it out")
-    request = request.over(read_settings(keywords, compared=request.compared, records=request.records, permit=True))
+    request = request.over(read_settings(keywords, compared=row.compared, records=row.records, permit=True))
     if plan is not None or file is not None:
         from bertscope.sources import training_files
     if plan is not None:
@@ -305,7 +305,7 @@ def default_length(request: Request, source: ModelSource, usual: int = RunConfig
 
 def of_module(request: Request) -> Request:
     """Return the request without what a training file says and a module with inputs determines, such as the batch."""
-    determined = (name for name, row in rows(*request.records).items() if not row.of_modules)
+    determined = (name for name, row in rows(*request.row.records).items() if not row.of_modules)
     file = request.training_file
     file = file and replace(file, fields=file.module_fields)
     return replace(request.without(*determined), training_file=file)
@@ -313,7 +313,7 @@ def of_module(request: Request) -> Request:
 
 def module_records(request: Request, module: nn.Module) -> tuple[Any, ...]:
     """Return the records for a module with its inputs; raises SelectionError for a setting that they determine."""
-    table = rows(*request.records)
+    table = rows(*request.row.records)
     sources = (item for source in request.sources for item in source.items())
     plain = (name for name, value in sources if not isinstance(value.values[0], CodeObject))
     determined = (name for name in plain if not table[name].of_modules)

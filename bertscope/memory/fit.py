@@ -19,7 +19,7 @@ from bertscope.progress import progress, stage
 from bertscope.reports.memory import FitReport, FitRow
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.checkpointing import NONE, with_checkpointing
-from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES, Parallelism, ranks_of
+from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES, Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.units import FP32
 
@@ -134,7 +134,7 @@ def fewest_report(
         half = max(total // 2, 1)
         leanest = min(of_last, key=lambda run: simulator.needed_bytes(replace(run, batch=half)))
         fewest: list[tuple[int, Parallelism]] = []  # the number of a size of the job, behind the last one if none fits
-        for ranks in strategies or [ranks_of(name, 2) for name in SEARCHED]:
+        for ranks in strategies or [Parallelism(strategy=name, world_size=2) for name in SEARCHED]:
             progress(f"{ranks.strategy}, seq {seq}")
             fewest.append((_fewest(simulator, partial(on, leanest, ranks), world_sizes), ranks))
             if fewest[-1][0] <= 1 < len(world_sizes):

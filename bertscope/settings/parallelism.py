@@ -182,8 +182,3 @@ class Parallelism(Settings):
 
 
 ONE_PROCESS = Parallelism()
-
-
-def ranks_of(strategy: str, world_size: int) -> Parallelism:
-    """Return this many ranks that share the work by a strategy; one rank needs none."""
-    return ONE_PROCESS if world_size == 1 else Parallelism(strategy=strategy, world_size=world_size)

@@ -21,7 +21,7 @@ from bertscope.settings.rows import (
     quoted,
     rows,
 )
-from bertscope.settings.run_config import ESTIMATED, QUESTIONS
+from bertscope.settings.run_config import ESTIMATED, QUESTIONS, Question
 
 Report = TypeVar("Report")
 
@@ -115,14 +115,9 @@ class Request(Record):
     wants: Collection[str] | None = None  # None: the report alone
 
     @property
-    def records(self) -> tuple[type[Settings], ...]:
-        """Return the records of settings that the function takes."""
-        return QUESTIONS[self.question].records
-
-    @property
-    def compared(self) -> Collection[str]:
-        """Return the settings that may have several values."""
-        return QUESTIONS[self.question].compared
+    def row(self) -> Question:
+        """Return the function's row of QUESTIONS."""
+        return QUESTIONS[self.question]
 
     @property
     def named(self) -> set[str]:
@@ -158,12 +153,12 @@ class Request(Record):
     def with_plan(self, plan: Any, *, permit: bool = False) -> Request:
         """Return the request with a plan's run as a default, and its strategy after those asked for."""
         defaults = read_settings(
-            plan.settings, is_default=True, compared=("freeze", "input"), records=self.records, permit=permit
+            plan.settings, is_default=True, compared=("freeze", "input"), records=self.row.records, permit=permit
         )
         request, strategy = replace(self.before_defaults(defaults), plan=plan), plan.rows[0].checkpointing
         if "checkpointing" not in self.named:
-            return request.over(read_settings({"checkpointing": strategy}, records=self.records))
-        if "checkpointing" not in self.compared:
+            return request.over(read_settings({"checkpointing": strategy}, records=self.row.records))
+        if "checkpointing" not in self.row.compared:
             raise self.error("give {checkpointing} or a plan, which is such a strategy", "checkpointing")
         sources = list(request.sources)
         strategies = [source.get("checkpointing") for source in sources]
@@ -179,7 +174,7 @@ class Request(Record):
 
         Raises SettingError for code without a permit.
         """
-        table, chosen = rows(*self.records), Source()
+        table, chosen = rows(*self.row.records), Source()
         for source in (*self.sources, *weakest):
             named = {
                 name: value for name, value in source.items() if not chosen.keys() & {name, *table[name].yields_to}
@@ -206,7 +201,7 @@ class Request(Record):
         A run leaves out a setting without effect. Raises SettingError at the end if it has an effect
         on no run and is no default.
         """
-        table, chosen, used = rows(*self.records), self.values(*weakest), set[str]()
+        table, chosen, used = rows(*self.row.records), self.values(*weakest), set[str]()
         first = {name: names.default for name, names in table.items()}
         for combination in product(*(value.values for value in chosen.values())):
             effective = first | dict(zip(chosen, combination, strict=True))
@@ -221,7 +216,7 @@ class Request(Record):
             )
             used |= names
             try:
-                records = tuple(record.of(effective) for record in self.records)
+                records = tuple(record.of(effective) for record in self.row.records)
                 yield Combination(effective, frozenset(idle), names, records)
             except SettingError as error:
                 yield Combination(effective, frozenset(idle), names, error=error)
@@ -243,7 +238,7 @@ class Request(Record):
         >>> [run.batch for run, _ in Request(question="flops", subject="bert-tiny", sources=(batches,)).resolved()]
         [8, 16]
         """
-        weakest = read_settings(defaults, compared=self.compared, is_default=True, records=self.records)
+        weakest = read_settings(defaults, compared=self.row.compared, is_default=True, records=self.row.records)
         points: dict[tuple[Any, ...], None] = {}
         for point in self.combinations(weakest):
             if point.error is not None:

@@ -14,6 +14,7 @@ from operator import eq, ne, not_
 from typing import Any, NamedTuple
 
 from bertscope.gpus import GPUS, find_gpu, typed_prices
+from bertscope.settings import training
 from bertscope.settings.checkpointing import (
     CHEAPEST_FIRST,
     COMPARED,
@@ -25,33 +26,7 @@ from bertscope.settings.checkpointing import (
 )
 from bertscope.settings.parallelism import ONE_PROCESS, SINGLE, STRATEGIES, ZERO1, Parallelism
 from bertscope.settings.rows import RULES, CodeObject, Row, Rule, Settings, is_code, row, rows
-from bertscope.settings.training import (
-    ADAMW,
-    CUSTOM,
-    EVALUATING_KEYS,
-    EXCLUDED,
-    FORMS,
-    IMPLEMENTATIONS,
-    LOSSES,
-    MODEL,
-    NO_OPTIMIZER,
-    OPTIMIZERS,
-    TRAINER_IMPLEMENTATIONS,
-    TRAINER_OPTIMIZERS,
-    clips,
-    evaluation_batch,
-    flag,
-    is_reentrant,
-    loss_parts,
-    loss_text,
-    losses_with,
-    recomputes,
-    reentrant_keyword,
-    takers,
-    takes,
-    whole_number,
-    words,
-)
+from bertscope.settings.training import ADAMW, LOSSES, MODEL, NO_OPTIMIZER, OPTIMIZERS, loss_parts, losses_with, takers
 from bertscope.units import BF16, FP16, FP32, PRECISIONS, QUANTIZED, UNQUANTIZED
 
 # Whose masks a run of the built-in BERT has, in reports.
@@ -91,7 +66,7 @@ def _strategy(text: str) -> str:
 def other_implementations(implementation: str, optimizer: str) -> str:
     """Return the implementations of an optimizer that does not have this one; empty if it has."""
     row = OPTIMIZERS.get(optimizer)
-    return "" if row is None or row.has(implementation) else ", ".join(filter(row.has, IMPLEMENTATIONS))
+    return "" if row is None or row.has(implementation) else ", ".join(filter(row.has, training.IMPLEMENTATIONS))
 
 
 def _version_text(text: str) -> str:
@@ -113,16 +88,12 @@ def _prices(text: str) -> str:
     return text
 
 
-def _takes(argument: str, optimizer: str) -> bool:
-    return optimizer in takers(argument)
-
-
 def _decay(value: Any, keys: Mapping[str, Any]) -> Any:
     """Return the weight decay if the optimizer copies gradients for it; AdamW's changes parameters in place."""
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise ValueError("a number")
-    name = TRAINER_OPTIMIZERS.get(str(keys.get("optim")), ADAMW)
-    return value or None if _takes("weight_decay", name) else None
+    name = training.TRAINER_OPTIMIZERS.get(str(keys.get("optim")), ADAMW)
+    return value or None if name in takers("weight_decay") else None
 
 
 class RunConfig(Settings):
@@ -136,7 +107,7 @@ class RunConfig(Settings):
     # fmt: off
     batch: int = row(
         1, "The batch size per GPU and micro-batch.", section="common", low=1, metavar="N", flag="-b",
-        trainer={"per_device_train_batch_size": whole_number, "per_gpu_train_batch_size": whole_number},
+        trainer=dict.fromkeys(("per_device_train_batch_size", "per_gpu_train_batch_size"), training.whole_number),
         of_modules=False,
     )
     seq: int = row(
@@ -152,36 +123,36 @@ class RunConfig(Settings):
         FP32.name, "The precision, such as bf16 or autocast-fp16. The dtype of parameters and computation; with "
         "autocast the parameters keep their dtype; stored is the dtype that the model already has.",
         section="common", choices=RUN_PRECISIONS, text="{}", trainer={
-        BF16.name: flag(_AUTOCAST_BF16), FP16.name: flag(_AUTOCAST_FP16),
-        "mixed_precision": words({None: None, False: None, "no": None, BF16.name: _AUTOCAST_BF16,
+        BF16.name: training.flag(_AUTOCAST_BF16), FP16.name: training.flag(_AUTOCAST_FP16),
+        "mixed_precision": training.words({None: None, False: None, "no": None, BF16.name: _AUTOCAST_BF16,
         FP16.name: _AUTOCAST_FP16}, FP32.name), },
     )
     optimizer: str = row(
         ADAMW, "The optimizer, such as adamw or sgd. Its other arguments have their defaults. custom is an optimizer "
         "object or class that a Python call gives.", section="common",
-        choices=(NO_OPTIMIZER, *OPTIMIZERS, CUSTOM), text="optimizer {}", concerns=_OF_TRAINING,
-        trainer={"optim": words(TRAINER_OPTIMIZERS, ADAMW),
-        **{word: flag(name) for word, name in TRAINER_OPTIMIZERS.items()}},
+        choices=(NO_OPTIMIZER, *OPTIMIZERS, training.CUSTOM), text="optimizer {}", concerns=_OF_TRAINING,
+        trainer={"optim": training.words(training.TRAINER_OPTIMIZERS, ADAMW),
+        **{word: training.flag(name) for word, name in training.TRAINER_OPTIMIZERS.items()}},
     )
     optimizer_implementation: str = row(
         "default", "The optimizer's implementation: default, loop, foreach or fused.",
-        choices=tuple(IMPLEMENTATIONS), yields_to=("optimizer",), concerns=_OF_TRAINING,
-        trainer={"optim": words(TRAINER_IMPLEMENTATIONS, "default"),
-        **{word: flag(name) for word, name in TRAINER_IMPLEMENTATIONS.items()}},
+        choices=tuple(training.IMPLEMENTATIONS), yields_to=("optimizer",), concerns=_OF_TRAINING,
+        trainer={"optim": training.words(training.TRAINER_IMPLEMENTATIONS, "default"),
+        **{word: training.flag(name) for word, name in training.TRAINER_IMPLEMENTATIONS.items()}},
     )
     momentum: float = row(
         0.0, f"The momentum of {' and '.join(takers('momentum'))}.", below=1, metavar="SHARE",
-        concerns={"optimizer": partial(_takes, "momentum")},
+        concerns={"optimizer": takers("momentum").__contains__},
     )
     weight_decay: float = row(
         0.0, f"The weight decay of an optimizer that copies the gradients for it. These are "
         f"{', '.join(takers('weight_decay'))}.",
-        below=1, metavar="RATE", concerns={"optimizer": partial(_takes, "weight_decay")},
+        below=1, metavar="RATE", concerns={"optimizer": takers("weight_decay").__contains__},
         trainer={"weight_decay": _decay},
     )
     accumulate: int = row(
         1, "The number of micro-batches in an optimizer step.", low=1, below=2**16, metavar="N",
-        concerns=_OF_TRAINING, text="{} micro-batches", trainer={"gradient_accumulation_steps": whole_number},
+        concerns=_OF_TRAINING, text="{} micro-batches", trainer={"gradient_accumulation_steps": training.whole_number},
     )
     keep_gradients: bool = row(
         False, "Zero the gradients instead of freeing them (set_to_none=False).", concerns=_OF_TRAINING,
@@ -189,11 +160,11 @@ class RunConfig(Settings):
     )
     clip_grad_norm: bool = row(
         False, "Clip the gradient norm before the optimizer step.", text="gradients clipped", concerns=_OF_TRAINING,
-        trainer={"max_grad_norm": clips},
+        trainer={"max_grad_norm": training.clips},
     )
     grad_scaler: bool = row(
         False, "Scale the loss with torch.amp.GradScaler, for fp16.", text="GradScaler", concerns=_OF_TRAINING,
-        yields_to=("precision",), trainer={FP16.name: flag(True), "mixed_precision": words({
+        yields_to=("precision",), trainer={FP16.name: training.flag(True), "mixed_precision": training.words({
         None: None, False: None, "no": None, BF16.name: None, FP16.name: True}, FP32.name)},
     )  # accelerate scales the loss for fp16 (accelerator.py)
     ema: bool = row(
@@ -210,7 +181,7 @@ class RunConfig(Settings):
     loss: str = row(
         MODEL, "The training loss, such as model, mnrl or triplet. model: the loss of the model's class, or the sum "
         "of its output; the others run as in sentence-transformers and FlagEmbedding.",
-        choices=FORMS, convert=loss_text, metavar="LOSS",
+        choices=training.FORMS, convert=training.loss_text, metavar="LOSS",
         names_code=lambda loss: is_code(loss_parts(loss)[1]), concerns=_WITH_LOSS, text="loss {}", of_modules=False,
         implies={"loop": TRAINER, "mode": TRAINING},
     )
@@ -222,16 +193,16 @@ class RunConfig(Settings):
     pairs: int | None = row(
         None, f"The number of texts in an example, for {losses_with('pairs')}. Hard negatives are extra; the default "
         "is 2 (a query and its positive), and 1 for distil.", kind=int, low=1, below=1025, metavar="N",
-        of_modules=False, concerns={"loss": partial(takes, "pairs")},
+        of_modules=False, concerns={"loss": partial(training.takes, "pairs")},
     )
     hard_negatives: int = row(
         0, f"The number of hard negatives, for {losses_with('hard_negatives')}.", below=1025, metavar="N",
-        concerns={"loss": partial(takes, "hard_negatives")}, text="{} hard negatives", of_modules=False,
+        concerns={"loss": partial(training.takes, "hard_negatives")}, text="{} hard negatives", of_modules=False,
     )
     eval_batch: int | None = row(
         None, "The batch size of an evaluation after training steps. Without it nothing is evaluated.", kind=int, low=1,
         metavar="N", text="evaluation batch {}", of_modules=False, concerns=_OF_TRAINING,
-        trainer=dict.fromkeys(EVALUATING_KEYS, evaluation_batch),
+        trainer=dict.fromkeys(training.EVALUATING_KEYS, training.evaluation_batch),
     )
     eval_samples: int = row(
         0, "The number of sequences in an evaluation whose logits stay on the device, for metrics.", metavar="N",
@@ -241,13 +212,13 @@ class RunConfig(Settings):
     checkpointing: str = row(
         NONE, "Activation checkpointing, such as full or selective.", section="common", choices=EXAMPLE_STRATEGIES,
         convert=_strategy, split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns=_WITH_GRADIENTS,
-        text="checkpointing {}", trainer={"activation_checkpointing": recomputes, "gradient_checkpointing": recomputes},
-        of_modules=False,
+        text="checkpointing {}", of_modules=False,
+        trainer=dict.fromkeys(("activation_checkpointing", "gradient_checkpointing"), training.recomputes),
     )
     reentrant: bool = row(
         False, "Use reentrant checkpointing (use_reentrant=True).", concerns={"checkpointing": takes_reentrant},
-        trainer={ "activation_checkpointing": is_reentrant, "activation_checkpointing_kwargs": reentrant_keyword,
-        "gradient_checkpointing": is_reentrant, "gradient_checkpointing_kwargs": reentrant_keyword, }, of_modules=False,
+        of_modules=False, trainer={f"{name}_checkpointing{end}": rule for name in ("activation", "gradient")
+        for end, rule in (("", training.is_reentrant), ("_kwargs", training.reentrant_keyword))},
     )
     offload_activations: bool = row(
         False, "Hold what is saved for backward in the host's memory (torch.autograd.graph.save_on_cpu).",
@@ -265,7 +236,7 @@ class RunConfig(Settings):
     )
     compile: bool = row(
         False, "Compile the model with torch.compile (inductor, static shapes).", text="compiled",
-        trainer={"torch_compile": flag(True)},
+        trainer={"torch_compile": training.flag(True)},
     )
     padding: float = row(
         0.0, "The share of padding in each sequence, from 0 to 1.", section="sizes", below=1, metavar="SHARE",
@@ -287,7 +258,7 @@ class RunConfig(Settings):
     )
     device: str = row(
         CPU, "The device: cpu or cuda.", section="gpu", choices=DEVICES, text="{}",
-        trainer={"use_cpu": flag(CPU), "no_cuda": flag(CPU)},
+        trainer={"use_cpu": training.flag(CPU), "no_cuda": training.flag(CPU)},
     )
     sdpa_kernel: str = row(
         "auto", "The CUDA kernel of fused attention. auto is torch's choice by dtype and mask.", section="gpu",
@@ -389,7 +360,7 @@ class RunConfig(Settings):
             is_foreach = row.foreach_on_cuda and self.torch_version >= FOREACH_FROM
             implementation = "fused" if row.is_kernel_on_cuda else "foreach" if is_foreach else "default"
         chosen = {name: getattr(self, name) for name in (row.takes if row else ()) if getattr(self, name)}
-        return IMPLEMENTATIONS[implementation] | chosen
+        return training.IMPLEMENTATIONS[implementation] | chosen
 
 
 # fmt: off
@@ -586,7 +557,7 @@ RULES += [
     Rule(("loss", "pairs"), lambda loss, texts: texts == 1 and "mnrl" in loss,
          "{loss} {loss_value} ranks a query and its positive; give {pairs} 2 or more"),
     *(Rule((saver, name), _both, f"{{{saver}}} is modelled without {{{name}}}; leave one of them out")
-      for saver, names in EXCLUDED.items() for name in names),
+      for saver, names in training.EXCLUDED.items() for name in names),
     Rule(("ema", "quantize"), lambda ema, how: ema and how in QUANTIZED,
          "an average of quantized weights means nothing; leave {ema} or {quantize} out"),
     Rule(("eval_samples", "eval_batch"), lambda samples, batch: samples > _MOST_BATCHES * (batch or 1),

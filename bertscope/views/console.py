@@ -3,12 +3,12 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from bertscope.errors import named
+from bertscope.errors import assigned, named
 from bertscope.frozen import Record
 from bertscope.units import decimal, visible
 
@@ -55,14 +55,9 @@ CommandOf = Callable[[str, Mapping[str, Any]], str]
 _command_of: ContextVar[CommandOf | None] = ContextVar("command_of", default=None)
 
 
-@contextmanager
-def asked_by(command_of: CommandOf) -> Iterator[None]:
+def asked_by(command_of: CommandOf) -> AbstractContextManager[None]:
     """Have reports inside the block name further commands as a command line does: with its model and options."""
-    token = _command_of.set(command_of)
-    try:
-        yield
-    finally:
-        _command_of.reset(token)
+    return assigned(_command_of, command_of)
 
 
 def command_text(name: str, changes: Mapping[str, Any], keywords: Mapping[str, Any], python: str = "") -> str:

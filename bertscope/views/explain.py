@@ -1,14 +1,14 @@
 """The walk of `explain` as text, CSV and Markdown, in English and in Chinese; the texts are in explain_texts/."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import SelectionError, one_line, shown
+from bertscope.errors import SelectionError, assigned, one_line, shown
 from bertscope.reports.base import Note
 from bertscope.reports.explain import ExplainReport, Formula, Point, Section, Step, Sum
 from bertscope.units import count_text
@@ -30,16 +30,11 @@ def texts(language: str) -> dict[str, str]:
     return by_key
 
 
-@contextmanager
-def in_language(language: str) -> Iterator[None]:
+def in_language(language: str) -> AbstractContextManager[None]:
     """Set the language of the texts within a `with` statement; raises SelectionError for another than LANGUAGES."""
     if language not in LANGUAGES:
         raise SelectionError(f"lang must be one of {', '.join(LANGUAGES)}; got {language!r}")
-    token = _language.set(language)
-    try:
-        yield
-    finally:
-        _language.reset(token)
+    return assigned(_language, language)
 
 
 def say(key: str, /, **values: Any) -> str:

@@ -21,10 +21,11 @@ from bertscope.settings.generate import option_words
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, RunConfig
 from bertscope.settings.training import SAVERS, predicts_next
-from bertscope.units import BF16, FP16, PRECISIONS, bytes_text, count_text, counted, flops_text, html_text, visible
+from bertscope.units import PRECISIONS, bytes_text, count_text, counted, flops_text, html_text, visible
 from bertscope.views import step
 from bertscope.views.columns import Column, csv_only, values
 from bertscope.views.console import Target
+from bertscope.views.page.templating import filled, markup
 from bertscope.views.timeline import Chart
 from bertscope.views.views import Heading, View
 
@@ -280,57 +281,8 @@ def plan_svg(report: PlanReport) -> str:
 
 _COMMENT_WIDTH = 100
 
-_TORCH = """
-# Once, before training and before FSDP, DDP or torch.compile wrap the model: save_operators(model, PLAN)
-"""
-
-_SAVERS = '''
-from collections.abc import Sequence
-from contextlib import nullcontext
-
-
-def make_optimizer(model: Any, optimizer_class: Any = torch.optim.AdamW, **arguments: Any) -> Any:
-    """Return the optimizer of train_step."""
-    return {optimizer}
-
-
-def train_step(model: Any, batches: Sequence[dict[str, Any]], optimizer: Any) -> None:
-    """Take a step of micro-batches with labels."""
-    for batch in batches:
-        with {contexts}:
-            loss = {loss}
-        (loss / len(batches)).backward()
-{update}'''
-
-_LIGHTNING = '''
-from lightning.pytorch import Callback  # or pytorch_lightning
-
-
-class SaveOperators(Callback):
-    """Trainer(callbacks=[SaveOperators("model")]): "model" is an attribute of the LightningModule, "" is itself."""
-
-    def __init__(self, attribute: str = "model") -> None:
-        self.attribute, self.is_done = attribute, False
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit" and not self.is_done:
-            save_operators(pl_module.get_submodule(self.attribute), PLAN)
-            self.is_done = True
-'''
-
-_TRAINER = """
-from transformers import TrainingArguments
-
-arguments = TrainingArguments(
-    output_dir="output",
-    per_device_train_batch_size={row.batch},
-    gradient_accumulation_steps={row.accumulate},
-{half}    gradient_checkpointing=False,  # save_operators recomputes
-)
-# Before Trainer(model=model, args=arguments, ...): save_operators(model, PLAN)
-"""
-_AFTER = {"torch": _TORCH, "trainer": _TRAINER, "lightning": _LIGHTNING}
-FORMS = (*_AFTER, "json")
+FORMS = ("torch", "trainer", "lightning", "json")
+_OF_SAVERS = {name for settings in SAVERS.values() for name in settings}
 
 
 def emitted(report: PlanReport, into: str) -> str:
@@ -345,40 +297,24 @@ def emitted(report: PlanReport, into: str) -> str:
     row = next((row for row in report.rows if report.fits and row.answer == YES), None)
     if row is None:
         raise SelectionError("no plan fits, so there is none to emit")
-    precision = row.changes.get("precision", report.run.precision)
-    savers = _savers(row, report, precision)
-    if savers and into != "torch":
+    run = report.run.changed(**{name: row.changes[name] for name in _OF_SAVERS & row.changes.keys()})
+    has_savers = any(getattr(run, name) for name in _OF_SAVERS)
+    if has_savers and into != "torch":
         raise SelectionError(f"{into} has no argument for the step that this plan takes; emit torch")
-    half = next((f"    {name}=True,\n" for name in (FP16.name, BF16.name) if precision == f"{AUTOCAST}{name}"), "")
-    # The code of bertscope/model/save_policy.py, whose import would load torch.
-    _, _, source = (files("bertscope") / "model" / "save_policy.py").read_text(encoding="utf-8").partition('"""\n\n')
+    precision = row.changes.get("precision", run.precision)
+    half = next((name for name in PRECISIONS if precision == f"{AUTOCAST}{name}"), "")  # a file may have any text
+    contexts = [f"torch.autocast({run.device!r}, torch.{PRECISIONS[half].torch_name})"] if half else []
+    contexts += ["torch.autograd.graph.save_on_cpu(pin_memory=True)"] * run.offload_activations
+    policy, savers = (
+        # The files of bertscope/model, whose import would load torch, without their docstrings.
+        (files("bertscope") / "model" / name).read_text(encoding="utf-8").partition('"""\n\n')[2]
+        for name in ("save_policy.py", "savers.py")
+    )
+    values = {"into": into, "row": row, "run": run, "half": half, "contexts": contexts}
+    values |= {"is_causal": predicts_next(report.subject.architecture), "source": markup(savers * has_savers)}
     # The first line decides how Python reads the names that follow.
     about = f"# -*- coding: utf-8 -*-\n{_about(report, row)}"
-    return f"{about}\n{source}\n\n{_plan(row)}{_AFTER[into].format(row=row, half=half)}{savers}"
-
-
-_OF_SAVERS = {name for settings in SAVERS.values() for name in settings}
-
-
-def _savers(row: PlanRow, report: PlanReport, precision: str) -> str:
-    """Return the code of a step that saves memory by other means than checkpointing; none if it does not."""
-    run = report.run.changed(**{name: row.changes[name] for name in _OF_SAVERS & row.changes.keys()})
-    if not any(getattr(run, name) for name in _OF_SAVERS):
-        return ""
-    optimizer, loss = "optimizer_class(model.parameters(), **arguments)", "model(**batch).loss"
-    if saver := "StepInBackward" * run.step_in_backward or "HostOptimizer" * run.offload_optimizer:
-        optimizer = f"{saver}(model.parameters(), partial(optimizer_class, **arguments))"
-    if run.loss_chunks:
-        loss = f"chunked_loss(model, batch, {run.loss_chunks}, is_causal={predicts_next(report.subject.architecture)})"
-    computes_in = PRECISIONS.get(precision.removeprefix(AUTOCAST)) if precision.startswith(AUTOCAST) else None
-    contexts = [f"torch.autocast({run.device!r}, torch.{computes_in.torch_name})"] if computes_in else []
-    contexts += ["torch.autograd.graph.save_on_cpu(pin_memory=True)"] * run.offload_activations
-    _, _, source = (files("bertscope") / "model" / "savers.py").read_text(encoding="utf-8").partition('"""\n\n')
-    update = "" if run.step_in_backward else "    optimizer.step()\n    optimizer.zero_grad()\n"
-    code = _SAVERS.format(
-        optimizer=optimizer, contexts=", ".join(contexts) or "nullcontext()", loss=loss, update=update
-    )
-    return f"\n{source}{code}"
+    return f"{about}\n{policy}\n\n{_plan(row)}{filled('plan.txt', **values)}"
 
 
 def _about(report: PlanReport, row: PlanRow) -> str:

@@ -21,7 +21,7 @@ from bertscope.model import BertModel
 from bertscope.model.modules import layer_lists
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.checkpointing import Checkpointing, parse_strategies
-from bertscope.settings.parallelism import SEARCHED, ranks_of
+from bertscope.settings.parallelism import SEARCHED, Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import GivenModule
 from bertscope.tracing.flops import FlopsRun
@@ -350,7 +350,8 @@ def peaks(source):
     """The peak of a rank by strategy and number of ranks, for the batch of all."""
 
     def peak(strategy, size):
-        run_config = replace(STEP, batch=-(-TOTAL // size), seq=8, parallelism=ranks_of(strategy, size))
+        ranks = Parallelism(strategy=strategy, world_size=2).of_size(size)
+        run_config = replace(STEP, batch=-(-TOTAL // size), seq=8, parallelism=ranks)
         return whole_trace(source, run_config).peak_bytes
 
     return {strategy: [peak(strategy, size) for size in SIZES] for strategy in ("ddp", "fsdp")}
@@ -359,13 +360,13 @@ def peaks(source):
 @kinds("place, strategy", [0, 1, 2], ["fsdp", "ddp"])
 def test_the_number_of_ranks_is_the_least_whose_peak_fits(source, peaks, strategy, place):
     budget = peaks[strategy][place]
-    (row,) = fewest_report(source, budget, strategies=[ranks_of(strategy, 2)]).rows
+    (row,) = fewest_report(source, budget, strategies=[Parallelism(strategy=strategy, world_size=2)]).rows
     expected = next(size for size, peak in zip(SIZES, peaks[strategy], strict=True) if peak <= budget)
     assert (row.ranks, row.batch, row.peak_bytes) == (expected, -(-TOTAL // expected), budget)
 
 
 def test_where_no_number_of_ranks_fits_the_answer_is_no_with_the_most(source, peaks):
-    (row,) = fewest_report(source, 1000, strategies=[ranks_of("ddp", 2)]).rows
+    (row,) = fewest_report(source, 1000, strategies=[Parallelism(strategy="ddp", world_size=2)]).rows
     assert (row.fits, row.ranks, row.peak_bytes) == (False, 4, peaks["ddp"][-1])
 
 

@@ -19,7 +19,7 @@ from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import run_model
 from bertscope.memory.summary import host_cost
 from bertscope.model.savers import HostOptimizer, StepInBackward, chunked_loss
-from bertscope.settings.parallelism import ranks_of
+from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import SAVERS
 from bertscope.sources.find import source_of
@@ -31,6 +31,7 @@ from tests.memory.steps import estimated_trace, small, whole_trace
 from tests.views.test_plan_code import layers, plan
 
 BATCH, SEQ, VOCABULARY = 6, 24, 2000
+FSDP = Parallelism(strategy="fsdp", world_size=2)
 MASKED = small("BertForMaskedLM", hidden_size=64, intermediate_size=256, vocab_size=VOCABULARY)
 CAUSAL = GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=VOCABULARY, n_positions=32, attn_pdrop=0.0,
                     resid_pdrop=0.0, embd_pdrop=0.0)  # fmt: skip
@@ -220,7 +221,7 @@ def test_the_host_of_a_rank_has_its_shards():
     """The rows of every parameter are even, so that the shards of two ranks are equal."""
     params = sum(param.numel() for param in MASKED.build(device="meta").parameters())
     counters = len(list(MASKED.build(device="meta").parameters()))
-    cost = host_of(MASKED, offload_optimizer=True, parallelism=ranks_of("fsdp", 2))
+    cost = host_of(MASKED, offload_optimizer=True, parallelism=FSDP)
     assert cost["host_bytes"] - 8 * params in range(0, 4 * counters + 1)
     assert cost["copied_bytes"] == 4 * params
 
@@ -229,7 +230,7 @@ def test_a_step_in_backward_leaves_no_shards_of_gradients():
     params = sum(param.numel() for param in DEEP.build(device="meta").parameters())
     for is_in_backward in (True, False):
         run = RunConfig(batch=1, seq=8, device="cuda", optimizer="sgd", loop="freed", step_in_backward=is_in_backward,
-                        parallelism=ranks_of("fsdp", 2))  # fmt: skip
+                        parallelism=FSDP)  # fmt: skip
         left = sum(event.size_bytes for event in whole_trace(DEEP, run).events if event.phase != "optimizer")
         assert (left == 0) if is_in_backward else left >= 2 * params
 
@@ -238,9 +239,7 @@ def test_a_step_in_backward_leaves_no_shards_of_gradients():
 def test_a_loss_in_chunks_runs_where_weights_are_gathered(precision):
     peaks = []
     for chunks in (0, 8):
-        run = RunConfig(
-            **SIZES, device="cuda", loss_chunks=chunks, precision=precision, parallelism=ranks_of("fsdp", 2)
-        )
+        run = RunConfig(**SIZES, device="cuda", loss_chunks=chunks, precision=precision, parallelism=FSDP)
         peaks.append(Simulator(MASKED).trace(run).peak_bytes)
     assert peaks[1] < peaks[0]
 

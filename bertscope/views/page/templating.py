@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 @cache
 def environment() -> Environment:
     """Return the templates in this folder, with the filters that they use."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
     from markupsafe import escape
 
     templates = Environment(
         loader=PackageLoader("bertscope.views.page"),
-        autoescape=True,
+        autoescape=select_autoescape(default=True),  # but of plan.txt, which is Python
         finalize=lambda value: visible(value) if type(value) is str else value,  # not Markup, which is a subclass
         undefined=StrictUndefined,
         trim_blocks=True,
