@@ -198,9 +198,6 @@ class BertConfig:
         rules = {name: rule for name, rule in RULES.items() if name != "hidden_act" or not callable(self.hidden_act)}
         check_fields(self, rules)
         object.__setattr__(self, "pruned_heads", _checked_heads(self))
-        self._check_together()
-
-    def _check_together(self) -> None:
         if self.hidden_size % self.num_attention_heads:
             below = self.hidden_size // self.num_attention_heads * self.num_attention_heads
             near = [str(size) for size in (below, below + self.num_attention_heads) if 0 < size <= MAX_DIMENSION]
@@ -215,7 +212,6 @@ class BertConfig:
                 f"vocab_size {self.vocab_size}, or null for none",
                 field="pad_token_id",
             )
-
         if self.add_cross_attention and not self.is_decoder:
             raise ConfigError(
                 "add_cross_attention true needs is_decoder true; set both, or neither", field="add_cross_attention"

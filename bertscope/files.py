@@ -244,10 +244,6 @@ def _value(node: yaml.Node, path: Path) -> Any:
         return _mapping(node, path)
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, path) for item in node.value]
-    return _scalar(node, path)
-
-
-def _scalar(node: yaml.ScalarNode, path: Path) -> Any:
     text, where = node.value, f"{path}:{node.start_mark.line + 1}"
     tag = node.tag.removeprefix(_TAG)
     if tag == "str" and node.style is None and node.tag.startswith(_TAG):

@@ -137,17 +137,14 @@ def with_objects(settings: Mapping[str, Any], model: Any) -> dict[str, Any]:
     return named | chosen
 
 
-def batch_of(inputs: Any) -> int:
-    """Return the first tensor's first size; raises SelectionError if none has one."""
-    return _size_of(inputs, 0, "first size is the batch")
-
-
-def _size_of(inputs: Any, dimension: int, what: str) -> int:
+def batch_of(inputs: Any, dimension: int = 0) -> int:
+    """Return the first tensor's first size, or its second, the length; raises SelectionError if none has one."""
     from bertscope.tracing.log import tensors
 
     for item in tensors(inputs):
         if item.ndim > dimension:
             return item.shape[dimension]  # type: ignore[no-any-return]
+    what = ("first size is the batch", "second size is the length")[dimension]
     raise SelectionError(f"the inputs have no tensor whose {what}")
 
 
@@ -184,7 +181,7 @@ def batched(inputs: Any, *, has_length: bool = False) -> Callable[[int, int], An
     from bertscope import torch_access
 
     torch = torch_access.torch
-    before = [batch_of(inputs), _size_of(inputs, 1, "second size is the length")] if has_length else [batch_of(inputs)]
+    before = [batch_of(inputs, dimension) for dimension in range(1 + has_length)]
 
     def of_sizes(item: Any, wanted: Sequence[int]) -> Any:
         """Return a tensor on meta of another batch and length, and any other value as it is."""

@@ -424,7 +424,14 @@ class Progress:
         if [stage] != self.begun[-1:]:
             self.begun.append(stage)
         if self.is_terminal and seconds >= 1:
-            self._draw(one_line(text, limit=60))
+            label = one_line(text, limit=60)
+            if self.bar is None:
+                self.bar = progress_bar()
+                self.bar.add_task(label, total=None)
+                self.bar.tasks[0].start_time = self.started
+                self.bar.start()
+            total = max(self.total, len(self.begun)) if self.total else None
+            self.bar.update(self.bar.task_ids[0], description=label, completed=len(self.begun) - 1, total=total)
             return
         label = text if is_debug() else stage
         if label != self.shown and (seconds >= self.next_seconds or is_debug()):
@@ -432,15 +439,6 @@ class Progress:
             position = f"{len(self.begun)} of {max(self.total, len(self.begun))}, " if self.total else ""
             shown = one_line(label, limit=60)
             print(f"{shown} ({position}{seconds:.0f} s)", file=sys.stderr, flush=True)
-
-    def _draw(self, label: str) -> None:
-        if self.bar is None:
-            self.bar = progress_bar()
-            self.bar.add_task(label, total=None)
-            self.bar.tasks[0].start_time = self.started
-            self.bar.start()
-        total = max(self.total, len(self.begun)) if self.total else None
-        self.bar.update(self.bar.task_ids[0], description=label, completed=len(self.begun) - 1, total=total)
 
     def note(self, text: str) -> None:
         """Print a note for the user."""
@@ -450,16 +448,14 @@ class Progress:
         """Add to the number of stages."""
         self.total += stages
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
 
 @contextmanager
 def progress_shown() -> Iterator[None]:
     """Show progress inside the block."""
-    with Progress() as shown, listening(shown):
-        yield
+    shown = Progress()
+    try:
+        with listening(shown):
+            yield
+    finally:
+        if shown.bar is not None:
+            shown.bar.stop()

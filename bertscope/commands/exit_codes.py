@@ -65,8 +65,11 @@ def failure(error: BaseException) -> int:
     remedy = "run 'bertscope --debug ...' or set BERTSCOPE_DEBUG=1 for the traceback, and report it"
     if isinstance(error, ImportError):
         remedy = f"'bertscope doctor' checks the installation; {remedy}"
-    name = f"{type(error).__name__}{': ' if text else ''}{text}"
-    return complain(f"internal error: {name} ({_place(error)}); {remedy}", INTERNAL)
+    name, trace = f"{type(error).__name__}{': ' if text else ''}{text}", error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next  # the last frame raised; without the installation's folders
+    frame = f"{'/'.join(trace.tb_frame.f_code.co_filename.split(os.sep)[-3:])}:{trace.tb_lineno}" if trace else ""
+    return complain(f"internal error: {name} ({frame or 'unknown place'}); {remedy}", INTERNAL)
 
 
 def form_of_option(name: str) -> str:
@@ -111,16 +114,6 @@ def _as_json(message: str, code: int, where: str) -> str:
     file, line = (location[1], int(location[2])) if location else (where or None, None)
     fields = {"code": code, "message": what, "file": file, "line": line, "remedy": remedy or None}
     return json.dumps({"error": fields}, ensure_ascii=False)
-
-
-def _place(error: BaseException) -> str:
-    """Return the file and line that raised, without the installation's folders."""
-    import traceback
-
-    location = "unknown place"
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        location = f"{'/'.join(frame.f_code.co_filename.split(os.sep)[-3:])}:{line}"
-    return location
 
 
 def _prepare() -> None:

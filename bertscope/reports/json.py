@@ -158,7 +158,14 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         return _object(hint, value, where)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return _union(hint, arguments, value, where)
+        options = [argument for argument in arguments if argument is not type(None)]
+        if value is None and len(options) < len(arguments):
+            return None
+        if len(options) == 1:
+            return typed(options[0], value, where)
+        for argument in options:
+            with suppress(SourceError):
+                return typed(argument, value, where)
     if origin is typing.Literal and isinstance(value, str) and value in arguments:
         return value
     if origin is tuple and isinstance(value, list):
@@ -193,18 +200,6 @@ def _object(item: Any, value: Any, where: str) -> Any:
         return item(**values)
     except ValueError as error:  # settings that no run has, or a cost that contradicts itself
         raise SourceError(f"{where}: {getattr(error, 'message', error)}; {_REMEDY}") from None
-
-
-def _union(hint: Any, arguments: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and type(None) in arguments:
-        return None
-    options = [argument for argument in arguments if argument is not type(None)]
-    if len(options) == 1:
-        return typed(options[0], value, where)
-    for argument in options:
-        with suppress(SourceError):
-            return typed(argument, value, where)
-    raise _unlike(hint, value, where)
 
 
 def _unlike(hint: Any, value: Any, where: str) -> SourceError:

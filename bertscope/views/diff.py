@@ -22,10 +22,6 @@ _SHOWN_FILES, _NAMES, _LINE = 3, 50, 80  # files of a checkpoint; characters of 
 # ---- two models ----
 
 
-def _difference(totals: dict[str, Any]) -> str:
-    return "--" if None in totals.values() else f"{totals['b'] - totals['a']:+,}"
-
-
 _FIELDS = (attribute("setting", "field"), attribute("a", "a", missing="--"), attribute("b", "b", missing="--"))
 _MARKS = {"added": "+", "removed": "-", "changed": "~"}
 
@@ -47,7 +43,7 @@ _TOTALS = (
     attribute("total", "total"),
     number("a", "a", missing="--"),
     number("b", "b", missing="--"),
-    Column("difference", _difference, right=True),
+    number("difference", "difference", "{:+,}".format, csv=(), missing="--"),
 )
 
 
@@ -55,11 +51,13 @@ def parts(report: DiffReport, target: Target | None = None) -> list[Table]:
     """Return the tables: settings, parameters, totals."""
     a, b = report.totals_a, report.totals_b
     flops = "forward FLOPs" if report.inputs_given else f"forward FLOPs at {report.batch} x {report.seq}"
-    totals = [
+    totals: list[dict[str, Any]] = [
         {"total": "unique parameters", "a": a.distinct_params, "b": b.distinct_params},
         {"total": "sum over layers", "a": a.layer_params, "b": b.layer_params},
         {"total": flops, "a": report.forward_flops_a, "b": report.forward_flops_b},
     ]
+    for row in totals:
+        row["difference"] = None if None in row.values() else row["b"] - row["a"]
     marked = replace(_ROWS[0], text=lambda row: f"{_MARKS[row.status]} {_parameter(row)}")
     rows = _ROWS if target is None or target.verbose else (marked, *_ROWS[1:])
     return [Table(_FIELDS, report.fields), Table(rows, report.rows), Table(_TOTALS, totals)]
@@ -83,17 +81,14 @@ def _verdict(report: DiffReport) -> str:
         return "The two do not differ."
     a, b = report.totals_a.distinct_params, report.totals_b.distinct_params
     if a == b:
-        return f"Both have {count_text(a)} parameters, but they differ in {_kinds(report)}."
+        counts = {"setting": len(report.fields), "tensor": len(report.rows)}
+        kinds = listed(counted(count, name) for name, count in counts.items() if count)
+        return f"Both have {count_text(a)} parameters, but they differ in {kinds}."
     share = f" ({100 * abs(b - a) / a:.1f} %)" if a else ""
     names = [report.a.name, report.b.name]
     one, other = names if len(set(names)) > 1 and len("".join(names)) <= _NAMES else ("a", "b")
     text = f"{other} has {counted(abs(b - a), 'parameter')} {'more' if b > a else 'fewer'} than {one}"
     return f"{text}{share}." if len(text + share) < _LINE else f"{text}."
-
-
-def _kinds(report: DiffReport) -> str:
-    counts = {"setting": len(report.fields), "tensor": len(report.rows)}
-    return listed(counted(count, name) for name, count in counts.items() if count)
 
 
 def _tip(report: DiffReport) -> str:

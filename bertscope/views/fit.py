@@ -154,7 +154,10 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
     yield Heading("What may change the answer")
     row = _answering_row(report)
     if other := [one for one in report.rows if one.other_head_answer not in ("", one.answer)]:
-        answers = listed(f"{fits_word(one.other_head_answer)} {way_of(one)}{_at(report, one.seq)}" for one in other[:2])
+        answers = listed(
+            f"{fits_word(one.other_head_answer)} {way(one.precision, one.checkpointing)}{_at(report, one.seq)}"
+            for one in other[:2]
+        )
         more = f" and {len(other) - 2} more settings" if len(other) > 2 else ""
         yield f"With {report.other_head} ({named('architecture')}) this batch {answers}{more}."
     if row.batch and row.batch < row.batch_without_margin:
@@ -194,21 +197,21 @@ def _compared_notes(reports: Sequence[FitReport]) -> Iterator[str]:
     if isfinite(reports[0].rows[0].epoch_cost):
         yield "Costs are hours by your prices. Where ranges overlap, another order is possible."
     for report in reports:
-        low, high = report.rows[0].cost.context.low_bytes, report.rows[0].cost.context.high_bytes
         if report.gpu:
             source = f"; {report.gpu.calibration}" if report.gpu.calibration else ""
-            yield f"{report.gpu.name}: CUDA context of {step.range_text(low, high)}{source}."
+            yield f"{report.gpu.name}: CUDA context of {step.span_text(report.rows[0].cost.context)}{source}."
 
 
 def _gpu_notes(report: FitReport) -> Iterator[str]:
     cost, gpu = report.rows[0].cost, report.gpu
-    low, high = cost.context.low_bytes, cost.context.high_bytes
+    context = step.span_text(cost.context)
     if gpu and gpu.calibration:
-        yield f"{gpu.name}: {gpu.calibration}; CUDA context {step.range_text(low, high)}, as measured."
+        yield f"{gpu.name}: {gpu.calibration}; CUDA context {context}, as measured."
     else:
         source = f" ({gpu.context_source})" if gpu and gpu.context_source else ""
-        where = f", published{source}; {named('context')} sets yours" if low < high else ""
-        yield f"{f'{gpu.name}: {gpu.source}. ' if gpu else ''}CUDA context: {step.range_text(low, high)}{where}."
+        is_range = cost.context.low_bytes < cost.context.high_bytes
+        where = f", published{source}; {named('context')} sets yours" if is_range else ""
+        yield f"{f'{gpu.name}: {gpu.source}. ' if gpu else ''}CUDA context: {context}{where}."
     yield (
         f"on the GPU: reserved with {bytes_text(cost.workspace_bytes)} for cuBLAS, and the context; "
         "nvidia-smi may show 3.5 % more."
@@ -219,11 +222,6 @@ def way(precision: str, strategy: str) -> str:
     """Return a precision and a strategy in words: `in fp32 without checkpointing`."""
     shown = "its dtypes" if precision == STORED else precision
     return f"{shown} {with_checkpointing(strategy)}"
-
-
-def way_of(row: FitRow) -> str:
-    """Return a row's setting in words."""
-    return way(row.precision, row.checkpointing)
 
 
 def _at(report: FitReport, seq: int) -> str:

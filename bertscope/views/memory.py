@@ -294,20 +294,16 @@ def variants_table(report: MemoryReport, *, is_verbose: bool = True) -> Table:
     else:
         names = [f"{name} ({how})" for name, how in zip(names, obtained, strict=True)]
     left_out = {"peak in", *["saved for backward"] * (report.run.mode == INFERENCE)}  # notes have the place
-    groups = _part_groups(report, 0 if is_verbose else _SMALL)
+    peaks = [memory.peak for _, memory in _known(report)]
+    parts = [part for part in PARTS if any(getattr(peak.parts, part) for peak in peaks)]
+    small = 0 if is_verbose else _SMALL
+    few = [part for part in parts if all(getattr(peak.parts, part) < small * peak.peak_bytes for peak in peaks)]
+    groups = [few if part in few else [part] for part in parts if part not in few[1:]]
     shown = [column for column in columns(report, groups) if column.title not in left_out]
     shown = [column for column in shown_columns(shown, report.variants) if is_verbose or column.detail < step.VERBOSE]
     pairs = zip(names, report.variants, strict=True)
     cells = [Column(name, methodcaller("text", variant), right=True) for name, variant in pairs]
     return Table([Column(first, attrgetter("title")), *cells], shown, lambda line: line.title == step.PEAK)
-
-
-def _part_groups(report: MemoryReport, small: float) -> list[list[str]]:
-    """Return the peaks' parts, each in a list; in one list those below this share of every peak."""
-    peaks = [memory.peak for _, memory in _known(report)]
-    parts = [part for part in PARTS if any(getattr(peak.parts, part) for peak in peaks)]
-    few = [part for part in parts if all(getattr(peak.parts, part) < small * peak.peak_bytes for peak in peaks)]
-    return [few if part in few else [part] for part in parts if part not in few[1:]]
 
 
 def _error_text(variant: Variant) -> str:
@@ -348,9 +344,9 @@ def _tables(report: MemoryReport, target: Target | None, *, shown_rows: int | No
         ranks_table(report),
         _traffic_table(report, by_module=is_detailed),
     ]
-    saved = saved_table(report)
-    if not saved.rows or not (is_detailed or shown_rows is not None):
+    if not is_detailed and shown_rows is None:
         return tables
+    saved = saved_table(report)
     shown = saved.rows if target is None else saved.rows[: SHOWN_ROWS if shown_rows is None else shown_rows or None]
     hidden = saved.rows[len(shown) :]
     rest = ", ".join(bytes_text(sum(sizes)) for sizes in [*zip(*hidden, strict=True)][1:])

@@ -134,7 +134,10 @@ def verdict(report: PlanReport) -> str:
     of_layers = (" of layer FLOPs" * bool(row.lists), 2)
     need = (f": {step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}", 5)
     on = on if report.gpu else f"on {on.rpartition(' on ')[2]}"
-    return step.line_of(f"Fits {on}", (size, 3), changes, need, (recomputed, 4), of_layers, _costs(row), time)
+    costs = " and logits again" * ("loss_chunks" in row.changes)
+    costs += ", without clipping" * ("step_in_backward" in row.changes)
+    costs += f", copying {step.copied_text(row.cost.copied_bytes)}" if row.cost.copied_bytes else ""
+    return step.line_of(f"Fits {on}", (size, 3), changes, need, (recomputed, 4), of_layers, costs, time)
 
 
 def _has_sizes(report: PlanReport) -> bool:
@@ -170,14 +173,6 @@ def _changed(row: PlanRow) -> str:
     names |= {"step_in_backward": "optimizer step in backward", "offload_optimizer": "offloaded optimizer"}
     names |= {"offload_activations": "offloaded activations"}
     return ", ".join(names.get(name, str(value)) for name, value in row.changes.items()) or "-"
-
-
-def _costs(row: PlanRow) -> str:
-    """Return what the savers among the changes cost: `, copying 3.20 GiB (58 to 270 ms)`."""
-    logits = " and logits again" * ("loss_chunks" in row.changes)
-    clips = ", without clipping" * ("step_in_backward" in row.changes)
-    copied = row.cost.copied_bytes
-    return f"{logits}{clips}" + (f", copying {step.copied_text(copied)}" if copied else "")
 
 
 def _options(settings: dict[str, Any]) -> str:
@@ -336,7 +331,8 @@ def _plan(row: PlanRow) -> str:
     for item in (item for item in row.lists if item.recomputed):
         modules = ", ".join(visible(one.module) or one.name for one in item.saved)
         lines += _comments(f"saves {modules or 'nothing'}").splitlines()
-        saved, numbers = _set_text(item.saved), range(item.recomputed[0], item.recomputed[-1] + 1)
+        names = ", ".join(json.dumps(f"{one.name}.{one.number}") for one in item.saved)
+        saved, numbers = f"{{{names}}}" if names else "set()", range(item.recomputed[0], item.recomputed[-1] + 1)
         if item.layer_paths:
             lines += [f"{json.dumps(item.layer_paths[number])}: {saved}," for number in item.recomputed]
         else:
@@ -348,11 +344,6 @@ def _plan(row: PlanRow) -> str:
 def _comments(text: str) -> str:
     shown = text.encode("ascii", "backslashreplace").decode()
     return "".join(f"# {line}\n" for line in wrap(shown, _COMMENT_WIDTH))
-
-
-def _set_text(saved: Iterable[PlanOperator]) -> str:
-    names = [json.dumps(f"{item.name}.{item.number}") for item in saved]
-    return f"{{{', '.join(names)}}}" if names else "set()"
 
 
 code = SimpleNamespace(emitted=emitted)

@@ -124,8 +124,7 @@ def _parts(report: RunReport) -> Iterator[str]:
     if cost is not None:
         yield f"allocated: {bytes_text(cost.max_allocated_bytes or 0)} (torch.cuda.max_memory_allocated)."
         yield f"reserved: {bytes_text(cost.reserved_bytes or 0)} (torch.cuda.max_memory_reserved)."
-        context = step.range_text(cost.context.low_bytes, cost.context.high_bytes)
-        yield f"on the GPU: {bytes_text(cost.gpu_bytes)}, with {context} for the CUDA context."
+        yield f"on the GPU: {bytes_text(cost.gpu_bytes)}, with {step.span_text(cost.context)} for the CUDA context."
 
 
 def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:

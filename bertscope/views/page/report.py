@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 from bertscope.errors import BertscopeError
@@ -119,7 +119,8 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         answer, heading, assumption = "unasked", peak_answer(memory), f"{subtitle(memory)}, {run_text(memory.run)}"
     else:
         answer, heading, assumption = question.answer, fit_words.verdict(question), assumed(fit)
-        fitting = (f"{count_text(row.batch) if row.fits else 'none'} with {fit_words.way_of(row)}" for row in fit.rows)
+        ways = [(row, fit_words.way(row.precision, row.checkpointing)) for row in fit.rows]
+        fitting = (f"{count_text(row.batch) if row.fits else 'none'} with {way}" for row, way in ways)
         rows.insert(0, ("Largest batch", ["; ".join(fitting)]))
     rows.append(("Assumed", [assumption]))
     size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
@@ -283,7 +284,7 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     lines.append(("training step", f"{count_text(training.rows[0].total.matmul_flops)} FLOPs"))
     for item in flops.conventions:
         lines.append((f"as {item.name} counts", f"{count_text(item.value)} {item.unit} ({item.how}; {item.source})"))
-    lengths_asked = ",".join(str(point.seq) for point in sorted(flops.sweep, key=attrgetter("seq")))
+    points = sorted((point.seq, point.forward_flops) for point in flops.sweep)
     bars = flops_bars(flops)
     columns = [
         attribute("module", "path", missing="(model)"),
@@ -296,13 +297,21 @@ def _flops(model: ModelPart) -> dict[str, Any]:
     return {
         "bars": bars,
         "roles": _roles(color for *_, color in bars["bars"]),
-        "lengths": _lengths(flops),
+        "lengths": {
+            "kind": "line",
+            "scale": "lengths",
+            "top": max(flops for _, flops in points) or 1,
+            "longest": points[-1][0],
+            "x": "sequence length",
+            "y": "forward FLOPs, matrix products",
+            "points": [(seq, flops, f"{flops_text(flops)} ({count_text(flops)})") for seq, flops in points],
+        },
         "table": Table(columns, flops.rows),
         "notes": [f"{name}: {text}" for name, text in lines],
         "commands": [
             flops_command(model, f"--seq {model.seq} --convention torch"),
             flops_command(model, f"--seq {model.seq}", is_training=True),
-            flops_command(model, f"--seq {lengths_asked}"),
+            flops_command(model, f"--seq {','.join(str(seq) for seq, _ in points)}"),
         ],
     }
 
@@ -446,17 +455,4 @@ def flops_bars(report: FlopsReport) -> dict[str, Any]:
         "top": bars[0][2] if bars else 1,
         "x": "forward FLOPs, matrix products",
         "bars": bars,
-    }
-
-
-def _lengths(report: FlopsReport) -> dict[str, Any]:
-    points = sorted((point.seq, point.forward_flops) for point in report.sweep)
-    return {
-        "kind": "line",
-        "scale": "lengths",
-        "top": max(flops for _, flops in points) or 1,
-        "longest": points[-1][0],
-        "x": "sequence length",
-        "y": "forward FLOPs, matrix products",
-        "points": [(seq, flops, f"{flops_text(flops)} ({count_text(flops)})") for seq, flops in points],
     }
