@@ -79,7 +79,10 @@ def test_a_real_loop_with_bitsandbytes_has_the_recorded_peak(settings, blas_byte
     assert int(line.split()[1]) == pytest.approx(real_bytes, rel=1e-4)
 
 
-KERNELS = {"torchao": ["int8", "float8", "float8-training"], "liger_kernel": ["liger"]}
+KERNELS = {
+    "torchao": ["int8", "float8", "float8-training"],
+    "liger_kernel": ["liger-loss", "liger-rms-norm", "liger-layer-norm", "liger-swiglu", "liger-rope"],
+}
 
 
 @pytest.mark.parametrize(("package", "kind"), [(name, kind) for name, kinds in KERNELS.items() for kind in kinds])
