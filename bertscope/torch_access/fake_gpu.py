@@ -147,7 +147,7 @@ def _add_kernels(stack: ExitStack, kind: str) -> None:
         keys = {key for key in ("CPU", "CUDA") if has_kernel(getattr(torch.ops.aten, name).default, key)}
         if "CUDA" not in keys and (kind == "cuda" or "CPU" in keys):
             library.impl(name, always(None), "CUDA")  # which no fake tensor reaches
-    for name, result in _OF_SYNC_BATCH_NORM.items():
+    for name, result in _LAYOUTS.items():
         library.impl(name, result, "Meta")
 
 
@@ -156,8 +156,21 @@ def _channels(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.new_empty(tensor.shape[1], dtype=kind) for _ in range(count))
 
 
-# The layouts of results in `torch.nn.SyncBatchNorm`, whose operators torch has on a GPU only.
-_OF_SYNC_BATCH_NORM: dict[str, Any] = {
+def _gru_gradients(gradient: torch.Tensor, saved: torch.Tensor, has_bias: bool) -> tuple[torch.Tensor | None, ...]:
+    rows, width = gradient.shape
+    gates, biases = ((rows, 3 * width),) * 2, ((3 * width,) if has_bias else None,) * 2
+    shapes = (*gates, gradient.shape, *biases)
+    return tuple(None if shape is None else saved.new_empty(shape) for shape in shapes)
+
+
+# The layouts of results of operators that torch has on a GPU only, in `nn.SyncBatchNorm` and `nn.GRU`.
+_LAYOUTS: dict[str, Any] = {
+    # It saves five numbers for each of the state (RNN.cu).
+    "_thnn_fused_gru_cell": lambda gates, _, state, *__: (
+        torch.empty_like(state),
+        gates.new_empty((len(state), 5 * state.shape[1])),
+    ),
+    "_thnn_fused_gru_cell_backward": _gru_gradients,
     "batch_norm_stats": lambda tensor, *_: _channels(tensor, 2),
     "batch_norm_gather_stats_with_counts": lambda tensor, *_: _channels(tensor, 2),
     "batch_norm_elemt": lambda tensor, *_: torch.empty_like(tensor),

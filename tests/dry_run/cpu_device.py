@@ -14,6 +14,7 @@ from bertscope.dry_run.device import FakeGpu
 from bertscope.dry_run.script import ScriptRun
 from bertscope.memory.kernels import attention, cpu_scratch
 from bertscope.torch_access.fake_gpu import Put
+from tests.dry_run.cpu_layers import CELLS, recurrent
 
 
 class CpuDevice(FakeGpu):
@@ -37,6 +38,8 @@ def installed_cpu(name: str, steps: int) -> Iterator[Installed]:
         here.recorder.libraries |= {dropout.__code__: True, fused.__code__: True}  # no lines of the program
         put(functional, scaled_dot_product_attention=fused, dropout=dropout)
         put(torch, native_dropout=lambda given, p, train: (dropout(given, p, train), None))
+        layers = nn.modules.rnn._VF
+        put(layers, **{name: recurrent(getattr(layers, name), cell, here.device) for name, cell in CELLS.items()})
         yield here
 
 

@@ -163,16 +163,85 @@ def loss_of_valid_labels():
         update(optimizer, loss)
 
 
+def classifies(model, *shape):
+    """Train on random images or sequences."""
+    model.to(device())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(3):
+        loss = model(torch.randn(shape).to(device())).pow(2).mean()
+        update(optimizer, loss)
+
+
 @program
 def convolutions():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 10)
     )
-    model.to(device())
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(3):
-        loss = model(torch.randn(8, 3, 16, 16).to(device())).pow(2).mean()
-        update(optimizer, loss)
+    classifies(model, 8, 3, 16, 16)
+
+
+class Residual(nn.Module):
+    def __init__(self, width, out, stride):
+        super().__init__()
+        first, second = nn.Conv2d(width, out, 3, stride, 1, bias=False), nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.body = nn.Sequential(first, nn.BatchNorm2d(out), nn.ReLU(inplace=True), second, nn.BatchNorm2d(out))
+        self.short = nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        self.end = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.end(self.body(x) + self.short(x))
+
+
+@program
+def residual_convolutions():
+    stem = nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(True), nn.MaxPool2d(3, 2, 1)
+    blocks = Residual(16, 32, 1), Residual(32, 64, 2), Residual(64, 64, 1)
+    classifies(nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)), 8, 3, 64, 64)
+
+
+@program
+def depthwise_and_dilated_convolutions():
+    first, second = nn.Conv2d(3, 32, 3, 1, 1), nn.Conv2d(32, 32, 3, 1, 1, groups=32)
+    last = nn.Conv2d(32, 64, 3, dilation=2), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+    classifies(nn.Sequential(first, second, nn.BatchNorm2d(32), nn.ReLU6(), *last), 8, 3, 32, 32)
+
+
+@program
+def transposed_convolutions():
+    down = nn.Conv2d(3, 32, 4, 2, 1), nn.LeakyReLU(0.2)
+    up = nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ConvTranspose2d(16, 3, 4, 2, 1)
+    classifies(nn.Sequential(*down, *up, nn.Tanh()), 8, 3, 32, 32)
+
+
+class Sequences(nn.Module):
+    def __init__(self, kind, **settings):
+        super().__init__()
+        self.layers, self.packs = kind(28, 64, batch_first=True, **settings), not settings
+        self.head = nn.Linear(64 * (1 + self.layers.bidirectional), 10)
+
+    def forward(self, x):
+        if not self.packs:
+            return self.head(self.layers(x)[0][:, -1])
+        lengths = torch.arange(len(x)) % (x.shape[1] - 2) + 2
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        out, _ = nn.utils.rnn.pad_packed_sequence(self.layers(packed)[0], batch_first=True)
+        return self.head(out.mean(1))
+
+
+def recurrent(name, kind, **settings):
+    def run():
+        with torch.backends.mkldnn.flags(enabled=False):  # whose LSTM is one kernel, with a workspace of its own
+            classifies(Sequences(kind, **settings), 32, 28, 28)
+
+    PROGRAMS[name] = run
+
+
+recurrent("rnn", nn.RNN, num_layers=1)
+recurrent("gru", nn.GRU, num_layers=2, dropout=0.1)
+recurrent("lstm", nn.LSTM, num_layers=2)
+recurrent("bidirectional_lstm", nn.LSTM, bidirectional=True)
+recurrent("packed_lstm", nn.LSTM)
+recurrent("packed_gru", nn.GRU)
 
 
 class Square(torch.autograd.Function):

@@ -222,6 +222,25 @@ for _ in range(3):
     assert (peak.peak_bytes, peak.cost.peak.operator) == (3 * 2**23 + 4 * 1024 + 4 * 2048 + 2 * 512, "silu_backward")
 
 
+@pytest.mark.parametrize(("kind", "saved"), [("GRU", 5), ("LSTM", 4)])
+def test_a_recurrent_layer_saves_the_gates_that_its_cell_saves_on_a_gpu(script, kind, saved):
+    """Without cuDNN, whose reserve is a remark."""
+    report = bertscope.run(
+        script(f"""
+import torch
+model = torch.nn.{kind}(64, 512).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.randn(1, 2048, 64).cuda())[0].sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""")
+    )
+    largest = max(row.held_bytes // row.blocks for row in report.held if row.part == "activations")
+    assert largest <= saved * 2048 * 512 * 4 <= report.peak.cost.peak.parts.activations
+    assert ["cuDNN" in remark for remark in report.remarks] == [True]
+
+
 def test_a_generation_ends_at_its_longest_length_though_no_token_is_known(script):
     code = """
 tokens, unfinished = torch.ones(4, 1).long().cuda(), torch.ones(4).long().cuda()
