@@ -220,14 +220,11 @@ class Request(Record):
                 yield Combination(effective, frozenset(idle), names, records)
             except SettingError as error:
                 yield Combination(effective, frozenset(idle), names, error=error)
-        for name, value in chosen.items():
-            if name not in used and not value.is_default:
-                values = {
-                    other: chosen[other].values[-1] if other in chosen else first[other]
-                    for other in table[name].concerns
-                }
-                other = table[name].unmet(values)
-                raise placed(SettingError(no_effect(table[name], table[other], values[other]), [name, other]), chosen)
+        unused = [name for name, value in chosen.items() if name not in used and not value.is_default]
+        if unused:  # perhaps since it depends on one without effect, which is then the one to name
+            values = first | {name: value.values[-1] for name, value in chosen.items()}
+            name, other = next((name, other) for name in (*unused, *chosen) if (other := table[name].unmet(values)))
+            raise placed(SettingError(no_effect(table[name], table[other], values[other]), [name, other]), chosen)
 
     def resolved(self, **defaults: Any) -> list[tuple[Any, ...]]:
         """Return each run's records, such as its RunConfig and Limit; `defaults` come after the sources.
