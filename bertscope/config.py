@@ -423,10 +423,12 @@ class Lora:
         for part in text.split(","):
             name, equals, value = (word.strip() for word in part.partition("="))
             if not equals or name not in LORA_RULES:
-                raise ConfigError(
-                    f"{name_of('lora')} takes {', '.join(LORA_RULES)}, as in {LORA_EXAMPLE}; got {part.strip()[:40]!r}",
-                    field="lora",
-                )
+                words = "+".join(word.strip() for word in text.split(",") if "=" not in word)[:60]
+                remedy = f"write {'r' if words.isdecimal() else 'target'}={words}"
+                if re.fullmatch(r"[\w.+]+", words, re.ASCII) is None:
+                    remedy = "write one of these, or name an adapter_config.json"
+                takes = f"{name_of('lora')} takes {', '.join(LORA_RULES)}, as in {LORA_EXAMPLE}"
+                raise ConfigError(f"{takes}; got {part.strip()[:40]!r}; {remedy}", field="lora")
             if name in values:
                 raise ConfigError(f"lora {name} is given twice in {text[:100]!r}; keep one", field=name)
             values[name] = _from_text(value, LORA_RULES[name].kind)

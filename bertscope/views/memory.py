@@ -13,7 +13,8 @@ from bertscope.errors import named, one_line
 from bertscope.gpus import COMMON
 from bertscope.reports.base import UNCOUNTED
 from bertscope.reports.memory import EVALUATING, REDUCE_SCATTER, Memory, MemoryReport, Variant
-from bertscope.reports.step import NO, UNCERTAIN, YES, PhasePeak, StepCost
+from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, StepCost
+
 from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
 from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text
@@ -242,8 +243,8 @@ def _device_notes(report: MemoryReport, cost: StepCost) -> Iterator[str]:
         more = f", by cuBLAS's place{more}"
     yield f"reserved: torch.cuda.max_memory_reserved(){more}."
     how = "measured" if is_calibrated else "by GPU and torch"
-    most = step.range_text(cost.gpu_bytes - high + low, cost.gpu_bytes)
-    yield f"on the GPU: {most} in nvidia-smi, with a context of {step.range_text(low, high)} ({how})."
+    most = step.span_text(ByteRange(low_bytes=cost.gpu_bytes - high + low, high_bytes=cost.gpu_bytes))
+    yield f"on the GPU: {most} in nvidia-smi, with a context of {step.span_text(cost.context)} ({how})."
     if cost.limit_bytes is not None:
         yield step.margin_note(cost)
 

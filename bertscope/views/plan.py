@@ -127,6 +127,8 @@ def verdict(report: PlanReport) -> str:
         text = f"No plan fits {on}: {leanest} {step.lacking(row.cost)}{step.in_evaluation(row.cost)}"
         if row.answer == UNCERTAIN:
             text = f"No plan surely fits {on}: {leanest} {step.on_gpu(row.cost)}"
+        elif maybe := next((other for other in report.rows if other.answer == UNCERTAIN), None):
+            text = f"No plan surely fits {on}: with {_changed(maybe)} one may fit, it {step.on_gpu(maybe.cost)}"
         return step.line_of(text, (f"; batch {count_text(report.largest_batch)} fits" * bool(report.largest_batch), 1))
     size = f" as {count_text(row.accumulate)} micro-batches of {count_text(row.batch)}" * (row.accumulate > 1)
     changes = f" with {_changed(row)}" if row.changes else ""

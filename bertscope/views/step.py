@@ -57,15 +57,10 @@ def money_text(time: StepTime | None) -> str:
     return f"{_digits(time.epoch_cost_low, time.epoch_cost_high)} {time.currency}".rstrip()
 
 
-def range_text(low: int, high: int) -> str:
-    """Return `12.00 MiB to 3.00 GiB` or `1.00 to 3.00 GiB`, and one number for a range that shows none."""
-    first, last = bytes_text(low), bytes_text(high)
-    return last if first == last else _pair(first, "to", last)
-
-
 def span_text(span: ByteRange) -> str:
-    """Return the text of a range of bytes."""
-    return range_text(span.low_bytes, span.high_bytes)
+    """Return `12.00 MiB to 3.00 GiB` or `1.00 to 3.00 GiB`, and one number for a range that shows none."""
+    first, last = bytes_text(span.low_bytes), bytes_text(span.high_bytes)
+    return last if first == last else _pair(first, "to", last)
 
 
 def share_of(size: int, limit: int) -> str:
@@ -195,11 +190,11 @@ def step_time(cost: StepCost) -> str:
 
 
 def on_gpu(cost: StepCost) -> str:
-    """Return what a step takes of its limit: `needs 14.46 of 14.56 GiB`, with a range where it may not fit."""
+    """Return what a step takes of its limit: `needs 14.46 of 14.56 GiB`, with the worst case where it may not fit."""
     limit = cost.limit_bytes or 0
     if cost.verdict == UNCERTAIN and cost.gpu_bytes > limit:
         least = cost.peak_bytes + cost.workspace_bytes + cost.context.low_bytes
-        return f"needs {range_text(least, cost.gpu_bytes)} of {bytes_text(limit)}"
+        return f"needs {share_of(least, limit)}, at worst {bytes_text(cost.gpu_bytes)}"
     return f"needs {share_of(cost.gpu_bytes, limit)}"
 
 

@@ -98,7 +98,8 @@ def test_the_rows_of_real_ranks_have_the_columns_too():
     [
         (FITS, "yes", "needs 6.00 of 8.00 GiB"),
         (UNCERTAIN, "may fit", "needs 6.00 of 8.00 GiB"),
-        (replace(UNCERTAIN, context=ByteRange(high_bytes=4 * GIB)), "may fit", "needs 4.00 to 9.00 GiB of 8.00 GiB"),
+        (replace(UNCERTAIN, context=ByteRange(high_bytes=4 * GIB)), "may fit",
+         "needs 4.00 of 8.00 GiB, at worst 9.00 GiB"),
         (LACKS, "no, needs 1.00 GiB more", "needs 9.00 of 8.00 GiB"),
         (StepCost(peak=PEAK, limit_bytes=8 * GIB, shortfall=ByteRange()), "yes", "needs 4.00 of 8.00 GiB"),
         (replace(CONTEXT, context=ByteRange(high_bytes=GIB - 2**16)), "", "needs 1,023.94 of 1,024.00 MiB"),
@@ -107,6 +108,13 @@ def test_the_rows_of_real_ranks_have_the_columns_too():
 )  # fmt: skip
 def test_a_cost_is_one_phrase_with_one_unit_and_one_word(cost, fits, sentence):
     assert (verdict_text(cost), on_gpu(cost)) == (fits, sentence)
+
+
+def test_the_answer_names_the_changes_with_which_a_plan_may_fit():
+    (row,) = next(report for report in REPORTS if report.kind == "plan").rows
+    rows = (replace(row, cost=LACKS), replace(row, cost=UNCERTAIN, changes={"optimizer": "sgd"}))
+    answer = view_of("plan").answer(PlanReport(**ABOUT, budget_bytes=8 * GIB, layers_flops=1, rows=rows))
+    assert answer == "No plan surely fits in 8.00 GiB on a CPU: with sgd one may fit, it needs 6.00 of 8.00 GiB."
 
 
 def test_the_time_of_a_step_names_the_data_sheet():
