@@ -14,7 +14,6 @@ from bertscope.gpus import COMMON
 from bertscope.reports.base import UNCOUNTED
 from bertscope.reports.memory import EVALUATING, REDUCE_SCATTER, Memory, MemoryReport, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, StepCost
-
 from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
 from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text
