@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, name_of
 from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, DiagramGroup, DiagramNode, GraphReport
@@ -41,64 +42,41 @@ def mermaid(report: ClassReport | GraphReport) -> str:
 
 def source(report: ClassReport | GraphReport) -> str:
     """Return the text, at any length."""
-    body = _classes_of_mermaid(report) if isinstance(report, ClassReport) else _flowchart(report)
-    return "\n".join(["---", f"title: {_quoted(diagram_title(report))}", "---", *body]) + "\n"
+    return _filled("mermaid.txt", report)
 
 
-# ---- classDiagram ----
+def dot(report: ClassReport | GraphReport) -> str:
+    """Return the diagram as one digraph; the classes in it let a style sheet colour the drawing."""
+    return _filled("dot.txt", report) + "\n"
 
 
-def _classes_of_mermaid(report: ClassReport) -> Iterator[str]:
-    yield "classDiagram"
-    for box in report.drawn_classes:
-        address = _address(box, report.package)
-        head = f"  class {box.name}" + ("" if address == box.name else f'["{_escaped(address)}"]')
-        yield f"{head} {{" if box.attributes else head
-        for attribute in _attributes(box):
-            # `ModuleList[BertLayer]` in Mermaid's own generics; braces would end the class
-            member = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", attribute)
-            yield "    +" + member.replace("{", "#123;").replace("}", "#125;")
-        yield from ["  }"] * bool(box.attributes)
-    for box in report.drawn_classes:
-        for base in box.bases:
-            yield f"  {base} <|-- {box.name}"
-    for link in report.drawn_links:
-        arrow, count = ("*--", link.count) if link.is_part else ("-->", 1)
-        middle = arrow if link.count == 1 else f'"1" {arrow} "{count}"'
-        yield f"  {link.owner} {middle} {link.part} : {link.attribute}"
-    for box in report.drawn_classes:
-        if lines := _joined(_conditions(box)):
-            yield f'  note for {box.name} "{lines}"'
+def _filled(name: str, report: ClassReport | GraphReport) -> str:
+    values = {
+        "report": report, "title": diagram_title(report), "is_class": isinstance(report, ClassReport),
+        "shapes": _SHAPES, "walk": _walk, "arrows": _arrows, "node_lines": _node_lines, "group_label": group_label,
+        "address_of": _address, "attributes": _attributes, "conditions": _conditions, "copies_text": copies_text,
+        "identifier": _id, "joined": _joined, "escaped": _escaped, "quoted": _quoted, "member": _member,
+        "record_of": _record, "lines_text": _lines, "apart": _apart,
+    }  # fmt: skip
+    return filled(name, **values)
+
+
+def _walk(report: GraphReport, path: str = "", level: int = 1) -> Iterator[tuple[int, Any, int | None]]:
+    """Yield the level of each box; that of each group with its number, its content, and None at its end."""
+    for node in report.nodes:
+        if node.group == path:
+            yield level, node, None
+    for number, group in enumerate(report.groups):
+        if group.parent == path:
+            yield level, group, number
+            yield from _walk(report, group.path, level + 1)
+            yield level, None, None
 
 
 def _address(box: ClassBox, package: str) -> str:
     """Return the name of a class, with its module if it is of another package or in a part of this one."""
     inside = box.address.removeprefix(f"{package}.")
     return box.name if package == __package__.partition(".")[0] and inside != box.address else inside
-
-
-# ---- flowchart ----
-
-
-def _flowchart(report: GraphReport) -> Iterator[str]:
-    yield f"flowchart {report.direction}"
-    yield from _group_of_mermaid("", report, 1)
-    for edge, lines in _arrows(report):
-        label = f'|"{_joined(lines)}"|' if lines else ""
-        yield f"  {_id(edge.source)} -->{label} {_id(edge.target)}"
-
-
-def _group_of_mermaid(path: str, report: GraphReport, level: int) -> Iterator[str]:
-    indent = "  " * level
-    for node in report.nodes:
-        if node.group == path:
-            opening, closing = _SHAPES.get(node.role, ('["', '"]'))
-            yield f"{indent}{_id(node.id)}{opening}{_joined(_node_lines(node))}{closing}"
-    for number, group in enumerate(report.groups):
-        if group.parent == path:
-            yield f'{indent}subgraph group_{number}["{_escaped(group_label(group))}"]'
-            yield from _group_of_mermaid(group.path, report, level + 1)
-            yield f"{indent}end"
 
 
 def _id(ident: str) -> str:
@@ -156,80 +134,38 @@ def group_label(group: DiagramGroup) -> str:
     return f"{group.name}{copies_text(group.copies)}: {group.type}"
 
 
-def _attributes(box: ClassBox) -> Iterator[str]:
-    for attribute in box.attributes:
-        yield f"{attribute.type} {attribute.name}" + ("" if attribute.default is None else f" = {attribute.default}")
+def _attributes(box: ClassBox) -> list[str]:
+    defaults = ("" if attribute.default is None else f" = {attribute.default}" for attribute in box.attributes)
+    return [f"{attribute.type} {attribute.name}{end}" for attribute, end in zip(box.attributes, defaults, strict=True)]
 
 
-def _conditions(box: ClassBox) -> Iterator[str]:
-    """Yield `crossattention: with add_cross_attention = true`, for attributes that this model does not have."""
-    return (f"{attribute.name}: with {attribute.when}" for attribute in box.attributes if attribute.when)
+def _conditions(box: ClassBox) -> list[str]:
+    """Return `crossattention: with add_cross_attention = true`, for attributes that this model does not have."""
+    return [f"{attribute.name}: with {attribute.when}" for attribute in box.attributes if attribute.when]
 
 
-# ---- DOT ----
-
-# Colours of the light mode, for viewers that know no style sheet.
-_FILLS = {"value": "#e8f1fb", "function": "#fff4dc", "module": "#f3f4f6"}
-# Boxes have the size of a text in Verdana, the widest common sans-serif, so that the text of any other fits in them.
-_HEAD = (
-    'bgcolor="transparent"; fontname="Verdana"; fontsize=11; nodesep=0.3; ranksep=0.4;',
-    'node [fontname="Verdana", fontsize=11, style="filled", shape=box, color="#57606a", margin="0.14,0.07"];',
-    'edge [fontname="Verdana", fontsize=9, color="#57606a", arrowsize=0.7];',
-)
+def _member(attribute: str) -> str:
+    """Return `ModuleList[BertLayer]` in Mermaid's own generics; braces would end the class."""
+    member = re.sub(r"^([\w.]+)\[(\w+)\] ", r"\1~\2~ ", attribute)
+    return member.replace("{", "#123;").replace("}", "#125;")
 
 
-def dot(report: ClassReport | GraphReport) -> str:
-    """Return the diagram as one digraph; the classes in it let a style sheet colour the drawing."""
-    body = _classes(report) if isinstance(report, ClassReport) else _graph(report)
-    lines = (f"  {line}\n" for line in (*_HEAD, *body))
-    return f"digraph {_quoted(diagram_title(report))} {{\n{''.join(lines)}}}\n"
+def _record(box: ClassBox, package: str) -> str:
+    parts = ([f"+{attribute}" for attribute in _attributes(box)], _conditions(box))
+    shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts if part]
+    return "|".join([_in_record(_address(box, package)), *shown])
 
 
-def _classes(report: ClassReport) -> Iterator[str]:
-    yield "rankdir=BT;"
-    for box in report.drawn_classes:
-        parts = ([f"+{attribute}" for attribute in _attributes(box)], [*_conditions(box)])
-        shown = ["".join(f"{_in_record(line)}\\l" for line in part) for part in parts if part]
-        label = "|".join([_in_record(_address(box, report.package)), *shown])
-        yield f'{_quoted(box.name)} [class="class", shape=record, fillcolor="{_FILLS["module"]}", label="{{{label}}}"];'
-    for box in report.drawn_classes:
-        for base in box.bases:
-            yield f'{_quoted(box.name)} -> {_quoted(base)} [class="inherits", arrowhead=onormal];'
-    for link in report.drawn_links:
-        label = f" {link.attribute}{copies_text(link.count)} "  # clear of the line
-        kind = "dir=both, arrowhead=diamond, arrowtail=none" if link.is_part else "arrowhead=vee, style=dashed"
-        ends = (link.part, link.owner) if link.is_part else (link.owner, link.part)
-        tail, head = map(_quoted, ends)
-        yield f"{tail} -> {head} [{kind}, label={_lines([label])}];"
+def _apart(lines: Iterable[str]) -> str:
+    """Return the lines with blanks around them, which are clear of the arrow."""
+    return _lines(f" {line} " for line in lines)
 
 
 def _in_record(written: str) -> str:
     return "".join(f"\\{letter}" if letter in '{}|<>"\\ ' else letter for letter in _as_text(written))
 
 
-def _graph(report: GraphReport) -> Iterator[str]:
-    yield f"rankdir={report.direction};"
-    yield from _group("", report)
-    for edge, lines in _arrows(report):
-        label = f" [label={_lines([f' {line} ' for line in lines])}]" if lines else ""  # clear of the line
-        yield f"{_quoted(edge.source)} -> {_quoted(edge.target)}{label};"
-
-
-def _group(path: str, report: GraphReport) -> Iterator[str]:
-    for node in report.nodes:
-        if node.group == path:
-            kind = "value" if node.is_value else node.role
-            style = f'class="{kind}", fillcolor="{_FILLS[kind]}"' + ', style="filled,rounded"' * node.is_value
-            yield f"{_quoted(node.id)} [{style}, label={_lines(_node_lines(node))}];"
-    for number, group in enumerate(report.groups):
-        if group.parent == path:
-            yield f"subgraph cluster_{number} {{"
-            yield f'  label={_lines([group_label(group)])}; style="rounded"; color="#57606a";'
-            yield from (f"  {line}" for line in _group(group.path, report))
-            yield "}"
-
-
-def _lines(lines: list[str]) -> str:
+def _lines(lines: Iterable[str]) -> str:
     return '"' + "\\n".join(_quoted(_as_text(line))[1:-1] for line in lines) + '"'
 
 

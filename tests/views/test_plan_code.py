@@ -303,8 +303,11 @@ def test_a_callback_of_lightning_recomputes_the_model_once(monkeypatch):
     assert not isinstance(model.blocks[0].forward, partial)
 
 
-def test_a_trainer_form_has_the_precision_of_autocast():
-    assert "bf16=True" in emitted(plan(ENCODER, precision="autocast-bf16"), "trainer")
+def test_a_form_has_the_precision_of_autocast():
+    report = plan(ENCODER, precision="autocast-bf16")
+    assert "    bf16=True,\n" in emitted(report, "trainer")
+    chunked = replace(report, rows=(replace(report.rows[0], changes={"loss_chunks": 4}),))
+    assert "        with torch.autocast('cpu', torch.bfloat16):\n" in emitted(chunked, "torch")
     assert "16=True" not in emitted(plan(ENCODER), "trainer")
 
 

@@ -22,7 +22,7 @@ def environment() -> Environment:
 
     templates = Environment(
         loader=PackageLoader("bertscope.views.page"),
-        autoescape=select_autoescape(default=True),  # but of plan.txt, which is Python
+        autoescape=select_autoescape(disabled_extensions=("txt",), default=True),  # of code and diagrams
         finalize=lambda value: visible(value) if type(value) is str else value,  # not Markup, which is a subclass
         undefined=StrictUndefined,
         trim_blocks=True,
