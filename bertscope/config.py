@@ -424,7 +424,7 @@ class Lora:
             name, equals, value = (word.strip() for word in part.partition("="))
             if not equals or name not in LORA_RULES:
                 words = "+".join(word.strip() for word in text.split(",") if "=" not in word)[:60]
-                remedy = f"write {'r' if words.isdecimal() else 'target'}={words}"
+                remedy = f"write {'target' if decimal(words) is None else 'r'}={words}"
                 if re.fullmatch(r"[\w.+]+", words, re.ASCII) is None:
                     remedy = "write one of these, or name an adapter_config.json"
                 takes = f"{name_of('lora')} takes {', '.join(LORA_RULES)}, as in {LORA_EXAMPLE}"
