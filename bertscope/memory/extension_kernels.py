@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from bertscope.errors import SelectionError, name_of
 from bertscope.memory.kernel_rules import FLASH, Scratch
-from bertscope.torch_access import always, argument_names, has_kernel, torch, tree_leaves
+from bertscope.torch_access import always, argument_names, has_kernel, operator_name, torch, tree_leaves
 
 _NAMES = """
     aten prim prims c10d _c10d_functional _c10d_functional_autograd symm_mem fsdp inductor _dtensor higher_order
@@ -31,40 +31,43 @@ _Rule = Callable[..., Any]
 
 
 class Kernel(NamedTuple):
-    """A row: where its rule is from, its results, and the temporary bytes, both as functions of its arguments."""
+    """A row: where its rule is from, the results by its arguments, the temporary bytes by operator and arguments."""
 
     source: str
     outputs: _Rule | None = None
     scratch: _Rule | None = None
     runs_python: bool = False  # for CUDA, around kernels of C that do nothing
-    is_verified: bool = False  # by a measurement, or by a published one
+    witness: str = ""  # the test that holds it against the package itself
 
 
 # ---- flash-attn ----
 
+# Its arguments have these names in the packages' operators and in those of transformers_access.
+_FLASH_ARGUMENTS = ("q", "query"), ("k", "key"), ("cu_seqlens_q", "cu_seq_lens_q")
 
-def flash_attn_bytes(name: str, *args: Any) -> int | Scratch:
+
+def flash_scratch(operator: Any, args: Any) -> int | Scratch:
     """Return the temporary bytes of flash-attn in backward: gradient sums in fp32, and expanded keys.
 
-    transformers_access defines the operators. Source: mha_bwd and mha_varlen_bwd, csrc/flash_attn/flash_api.cpp (2.8)
-    and hopper/flash_api.cpp (3, on Hopper).
+    Source: mha_bwd and mha_varlen_bwd, csrc/flash_attn/flash_api.cpp (2.8) and hopper/flash_api.cpp (3, on Hopper).
     """
-    query, key, version = args[1], args[2], args[-1]
+    named: dict[str, Any] = dict(zip(argument_names(operator), args, strict=False))
+    matches: list[Any] = [next((named[name] for name in row if name in named), None) for row in _FLASH_ARGUMENTS]
+    query, key, ends = matches
     if query.dtype not in _HALF or query.shape[-1] > _MOST_FLASH_WIDTH:
         raise SelectionError(
             f"flash attention takes fp16 and bf16 and heads of at most {_MOST_FLASH_WIDTH} numbers; got "
             f"{str(query.dtype).removeprefix('torch.')} and {query.shape[-1]}; add "
             f"{name_of('precision')} bf16 or autocast-bf16"
         )
-    if name.endswith("forward"):
+    if not operator_name(operator).endswith(("backward", "bwd")):
         return 0
-    ends = args[10] if "varlen" in name else None
-    if version == 2:
+    if named.get("version", 2) == 2:
         return flash_2_bytes(query, key, ends)
     heads, width = query.shape[-2:]
     tokens, batch = prod(query.shape[:-2]), query.shape[0]
     width = next(size for size in (64, 96, 128, 192, 256) if width <= size)
-    is_narrowed = any(side >= 0 for side in args[-3:-1]) or args[-4]
+    is_narrowed = named["causal"] or named["left"] >= 0 or named["right"] >= 0
     block = 128 if width <= 64 else 80 if width == 128 and not is_narrowed else 64
     row, key_row = 4 * heads * (width + 2), 8 * key.shape[-2] * width * (key.shape[-2] != heads)
     if ends is not None:
@@ -82,29 +85,19 @@ def flash_2_bytes(query: torch.Tensor, key: torch.Tensor, ends: torch.Tensor | N
     return int(4 * rows * heads * (-(-width // 32) * 32 + 1) + expanded)
 
 
-def _flash_2_at(query: int, key: int, ends: int | None, *args: Any) -> int:
-    return flash_2_bytes(args[query], args[key], None if ends is None else args[ends])
-
-
 # ---- the table ----
 
 _FLASH_ATTN = "flash-attn 2.8, csrc/flash_attn/flash_api.cpp"
-_XFORMERS = "xformers 0.0.35, ops/fmha/flash.py"
 KERNELS: dict[str, Kernel] = {
-    "flash_attn::": Kernel(_FLASH_ATTN, is_verified=True),
-    "flash_attn::_flash_attn_backward": Kernel(_FLASH_ATTN, None, partial(_flash_2_at, 1, 2, None), is_verified=True),
-    "flash_attn::_flash_attn_varlen_backward": Kernel(
-        _FLASH_ATTN, None, partial(_flash_2_at, 1, 2, 9), is_verified=True
+    "flash_attn::": Kernel(_FLASH_ATTN, scratch=flash_scratch),
+    "bertscope_flash_attn::": Kernel(f"{_FLASH_ATTN}; 3, hopper/flash_api.cpp", scratch=flash_scratch),
+    "xformers_flash::": Kernel("xformers 0.0.35, ops/fmha/flash.py", scratch=flash_scratch),
+    "bitsandbytes::": Kernel(
+        "bitsandbytes 0.50.2, backends/cuda/ops.py", runs_python=True,
+        witness="tests/frameworks.py::test_a_dry_run_of_bitsandbytes_on_a_gpu_has_the_peak_of_the_estimate",
     ),
-    "xformers_flash::": Kernel(_XFORMERS),
-    "xformers_flash::flash_bwd": Kernel(_XFORMERS, None, partial(_flash_2_at, 2, 3, 7)),
-    "bitsandbytes::": Kernel("bitsandbytes 0.50.2, backends/cuda/ops.py", runs_python=True, is_verified=True),
     "torchao::": Kernel("torchao 0.18, csrc_meta_ops.py"),
-}
-for _name in ("forward", "varlen_forward", "backward", "varlen_backward"):
-    KERNELS[f"bertscope_flash_attn::_flash_attn_{_name}"] = Kernel(
-        f"{_FLASH_ATTN}; 3, hopper/flash_api.cpp", None, partial(flash_attn_bytes, _name), is_verified=True
-    )
+}  # fmt: skip
 
 
 def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rule]:
@@ -120,8 +113,9 @@ def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rul
     """
 
     def register(outputs: _Rule) -> _Rule:
-        if name in KERNELS and not _is_same(KERNELS[name].outputs, outputs):
-            raise SelectionError(f"{name} has a rule already, from {KERNELS[name].source}; remove one of the two")
+        known = KERNELS.get(name) or KERNELS.get(f"{name.partition('::')[0]}::")
+        if known and (known.outputs or known.scratch) and not _is_same(known.outputs, outputs):
+            raise SelectionError(f"{name} has a rule already, from {known.source}; remove one of the two")
         if "::" in name:
             try:
                 torch.library.register_fake(name, outputs)
@@ -131,7 +125,7 @@ def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rul
                 ) from None
         else:
             _replace(name, outputs, scratch)
-        KERNELS[name] = Kernel("the user's code", outputs, scratch)
+        KERNELS[name] = Kernel("the user's code", outputs, scratch and (lambda operator, args: scratch(*args)))
         return outputs
 
     return register
@@ -184,19 +178,16 @@ def row_of(operator: Any) -> Kernel | None:
     return KERNELS.get(name) or KERNELS.get(f"{operator.namespace}::") or Kernel("")
 
 
-def extension_scratch(operator: Any, args: Any) -> int | Scratch | None:
-    """Return the temporary bytes of an operator that is no part of torch; None for one of torch."""
-    row = row_of(operator)
-    return None if row is None else 0 if row.scratch is None else row.scratch(*args)
-
-
 def note_on(operator: Any) -> str:
-    """Return what the report says of an operator; empty for one of torch and for a rule with a measurement."""
+    """Return what the report says of an operator; empty for one of torch and for a rule with a witness."""
     row = row_of(operator)
-    if row is None or row.is_verified:
+    if row is None or row.witness:
         return ""
-    source = f"its rule, from {row.source}" if row.source else "the shape function of its package, without a rule"
-    return f"{operator.name().partition('.')[0]}: not verified: {source}"
+    name = operator.name().partition(".")[0]
+    if not row.source:
+        return f"{name}: not verified: the shape function of its package, without a rule"
+    package = operator.namespace.removeprefix("bertscope_")
+    return f"{name if name in KERNELS else package}: not verified: its rule, from {row.source}"
 
 
 def python_key(operator: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -32,7 +32,6 @@ from bertscope.memory.trace import (
     MemoryEvent,
     MemoryTrace,
 )
-from bertscope.model.attention import say_once
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
 from bertscope.settings.run_config import CUDA, FREED, LIGHTNING
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
@@ -151,6 +150,7 @@ class StepLog(RunLog):
     moved: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # bytes between GPU and host, or on the host
     variables: dict[int, str] = field(default_factory=dict)  # of the loop that refer to blocks
     streams: dict[int, str] = field(default_factory=dict)  # of blocks in another stream than computation
+    notes: dict[str, None] = field(default_factory=dict)  # on kernels whose rules no test holds
     origins: dict[int, Block] = field(default_factory=dict)
 
     def hold(self, block: Block, size: int) -> int:
@@ -209,7 +209,8 @@ class StepLog(RunLog):
             events += [] if row is None else [row]
             begun = stop
         moved = [Collective(*key, size) for key, size in self.moved.items()]
-        return MemoryTrace.of(state, events, GRANULE_BYTES[device], self.collectives + moved)
+        trace = MemoryTrace.of(state, events, GRANULE_BYTES[device], self.collectives + moved)
+        return replace(trace, notes=list(self.notes))
 
 
 # ---- the recorder of a step ----
@@ -275,7 +276,7 @@ class FakeDevice(StepDevice):
                     raise
                 raise SelectionError(missing_rule(operator)) from None
         if note := note_on(operator):
-            say_once(note)
+            self.recorder.log.notes[note] = None
         self.answers.note(operator, args, out)
         if is_update and operator_name(operator) in ("mul_", "_foreach_mul_"):
             self.answers.note_products(args[0])

@@ -16,7 +16,7 @@ from typing import Any
 
 from bertscope.errors import SelectionError, name_of
 from bertscope.gpus import may_have_cuda
-from bertscope.memory.extension_kernels import extension_scratch, flash_2_bytes, package_actions
+from bertscope.memory.extension_kernels import flash_2_bytes, package_actions, row_of
 from bertscope.memory.kernel_rules import (
     EMBEDDING,
     LAYER_NORM,
@@ -421,8 +421,8 @@ def cuda_scratch(operator: Any, args: Any, gpu_threads: int) -> int | Scratch:
     name = operator_name(operator)
     if name in MATRICES:
         return sum(int(args[position].nbytes) for position in MATRICES[name] if not is_read_by_blas(args[position]))
-    if (of_extension := extension_scratch(operator, args)) is not None:
-        return of_extension
+    if (row := row_of(operator)) is not None:
+        return 0 if row.scratch is None else row.scratch(operator, args)
     if operator is torch.ops.aten.sum.dim_IntList and args[0].is_contiguous() and args[0].numel():
         summed, dims = args[0], {dim % max(args[0].dim(), 1) for dim in args[1] or ()}
         if dims == set(range(len(dims))) and 0 < len(dims) < summed.dim():  # sums over the first dimensions

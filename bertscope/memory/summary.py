@@ -12,7 +12,7 @@ from bertscope.gpus import Gpu, gpu_threads, sdpa_kernel
 from bertscope.memory.caching_allocator import AFTER_ANOTHER, LOADED, Allocator, Workspaces, replayed, requests
 from bertscope.memory.kernel_rules import by_thread, overhead, placements
 from bertscope.memory.trace import ON_HOST, TO_GPU, TO_HOST, Collective, MemoryTrace, Moment
-from bertscope.reports.base import UNCOUNTED, Note, Subject
+from bertscope.reports.base import UNCOUNTED, UNVERIFIED, Note, Subject
 from bertscope.reports.json import not_negative, typed
 from bertscope.reports.memory import (
     ALL_GATHER,
@@ -222,11 +222,12 @@ def device_cost(trace: MemoryTrace, run_config: RunConfig, gpu: Gpu | None = Non
 
 
 def uncounted_notes(trace: MemoryTrace, run_config: RunConfig) -> tuple[Note, ...]:
-    """Return a note on the kernels of the step whose scratch an estimate for this device leaves out."""
+    """Return notes on the kernels of the step whose scratch is left out, and on those whose rules no test holds."""
     operators = {operator for _, _, operator in trace.layout.places}
     kernels = [name for operator, name in _UNCOUNTED_KERNELS[run_config.device].items() if operator in operators]
     values = {"kernels": " and ".join(kernels), "device": run_config.device}
-    return (Note(key=UNCOUNTED, values=values),) if kernels else ()
+    unverified = tuple(Note(key=UNVERIFIED, values={"kernel": text}) for text in trace.notes)
+    return (Note(key=UNCOUNTED, values=values), *unverified) if kernels else unverified
 
 
 def memory_report(

@@ -154,6 +154,7 @@ class MemoryTrace:
     # The same step in another loop, of which only the peak is asked, in kinds of these sizes.
     other_held: list[int] = field(default_factory=list)
     other_changes: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # on kernels whose rules no test holds
     more: int = 0  # sequences than were recorded
 
     @classmethod
@@ -368,7 +369,7 @@ class MemoryTrace:
         kinds = [(*kind.block, *kind[1:]) for kind in self.kinds]
         layers = [] if self.traced_layers is None else [self.traced_layers]
         return [kinds, self.held, self.changes, self.places, self.place_of, self.granule_bytes, layers, self.calls,
-                self.other_held, self.other_changes]  # fmt: skip
+                self.other_held, self.other_changes, self.notes]  # fmt: skip
 
     @classmethod
     def read(cls, data: Any) -> MemoryTrace:
@@ -376,13 +377,14 @@ class MemoryTrace:
 
         At the smallest and at a large batch no block is negative, and what is freed was allocated.
         """
-        kinds, held, changes, places, place_of, granule_bytes, layers, calls, *other_loop = checked(data, _FORM)
+        kinds, held, changes, places, place_of, granule_bytes, layers, calls, *loop, notes = checked(data, _FORM)
+        other_held, other_changes = loop
         trace = cls(
             [Kind(Block(part, path, operator, tuple(shape), *more), size, slope, tuple(dims))
              for part, path, operator, shape, *more, size, slope, dims in kinds],
             held, changes, [(phase, path, operator) for phase, path, operator in places], place_of,
             granule_bytes, layers[0] if layers else None, [(Collective(*call), slope) for call, slope in calls],
-            *other_loop,
+            other_held, other_changes, notes,
         )  # fmt: skip
         if len(place_of) != len(changes) or not changes or len(layers) > 1 or max(place_of) >= len(places):
             raise ValueError("no trace")
@@ -391,7 +393,7 @@ class MemoryTrace:
             call.full_bytes + slope * (LARGE_BATCH - SMALLEST) < 0 for call, slope in trace.calls
         ):
             raise ValueError("negative bytes")
-        for first, then in ((held, changes), other_loop):
+        for first, then in ((held, changes), (other_held, other_changes)):
             alive = Counter(first)
             for number in then:
                 alive[max(number, ~number)] += 1 if number >= 0 else -1
@@ -410,7 +412,7 @@ _SLOPES, _NUMBERS, _CHANGES = range(-(2**62), 2**62), range(2**31), range(-(2**3
 _FORM = (
     [(frozenset(PARTS), str, str, [NUMBER], str, bool, str, str, NUMBER, _SLOPES, [_SLOPES])],
     [_NUMBERS], [_CHANGES], [(_PHASES, str, str)], [_NUMBERS], range(1, 2**20),
-    [range(1, 2**31)], [((_PHASES, str, str, NUMBER, range(1, 2**31)), _SLOPES)], [_NUMBERS], [_CHANGES],
+    [range(1, 2**31)], [((_PHASES, str, str, NUMBER, range(1, 2**31)), _SLOPES)], [_NUMBERS], [_CHANGES], [str],
 )  # fmt: skip
 
 

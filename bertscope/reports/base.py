@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = 6  # up to 5 what is saved for backward was `kept`, up to 4 a row had the numbers of its `cost` itself
+UNVERIFIED = "not_verified"  # the key of a note on a kernel whose rule no test holds against its package
 UNCOUNTED = "cpu_scratch_not_counted"  # the key of a note; its `kernels` are such as "convolutions and LSTMs"
 PYTHON_ONLY = "python_only"  # the key of a note; its `names` are objects of the program that no command can name
 FAILED = "failed"  # the outcome of a point that could not be computed

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from bertscope.reports.base import TensorShape
-from bertscope.torch_access import is_view, nn, operator_name, operator_packet, torch, tree_leaves
+from bertscope.torch_access import argument_names, is_view, nn, operator_name, operator_packet, torch, tree_leaves
 
 
 class SeenTensor(tuple[int, ...]):
@@ -199,11 +199,10 @@ def cost(operator: Any, args: Any, kwargs: dict[str, Any], out: Any) -> tuple[st
         # The kernels compute the scores again; this is left out, so that eager and fused attention count the same.
         return "matmul", 2 * _attention_flops(*args[1:4]), 0
     if name.startswith(_FLASH):
-        first = 0 if name.endswith("forward") else 1  # before backward's are the gradients of the output
-        query, key, value = args[first : first + 3]
-        keys = key.shape[1] if key.dim() == 4 else longest(args)  # packed sequences all count as the longest one
-        products = 2 * query.numel() // query.shape[-1] * keys * (query.shape[-1] + value.shape[-1])
-        return "matmul", int((first + 1) * products), 0
+        named = dict(zip(argument_names(operator), args, strict=False))
+        query, value = named["q"], named["v"]
+        products = 2 * query.numel() // query.shape[-1] * _keys(named) * (query.shape[-1] + value.shape[-1])
+        return "matmul", int((1 + name.endswith("backward")) * products), 0
     if packet in flop_registry:
         return "matmul", int(flop_registry[packet](*args, **kwargs, out_val=out)), 0
     if is_view(operator) or name in _MOVEMENT:
@@ -223,9 +222,9 @@ def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     return 2 * prod(outer) * queries * keys * (width + value_width)
 
 
-def longest(args: Any) -> int:
-    """Return the longest of the packed sequences that an operator of flash-attn takes."""
-    return int(args[-5])
+def _keys(named: dict[str, Any]) -> int:
+    """Return the keys of a sequence by the arguments of flash-attn; packed sequences all count as the longest one."""
+    return int(named["max_seqlen_k"] if "max_seqlen_k" in named else named["k"].shape[1])
 
 
 def bytes_moved(operator: Any, args: Any, kwargs: Any, out: Any) -> int:
@@ -302,7 +301,7 @@ class Window:
             if sum(size == seq for size in (*left.shape[-2:], right.shape[-1])) < 2:
                 return flops  # the queries are not as many as the keys
         elif "flash_attn" in name:
-            seq = longest(args) if "varlen" in name else args[1].shape[1]
+            seq = _keys(dict(zip(argument_names(operator), args, strict=False)))
         elif "scaled_dot_product" in name:
             seq = args[1].shape[-2]
         else:

@@ -57,6 +57,8 @@ def note_text(note: Note) -> str:
         case "cpu_scratch_not_counted":  # UNCOUNTED
             on_cpu = f"scratch of {values['kernels']} on a CPU is not counted"
             return on_cpu if values["device"] == CPU else "cuDNN workspaces (0 to 3.3 GiB) not counted"
+        case "not_verified":
+            return str(values["kernel"])
         case "python_only":
             return f"only Python repeats this answer: {' and '.join(values['names'])} cannot be typed as a command"
         case "plan_unchanged":

@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bertscope
 from bertscope.errors import SelectionError
 from bertscope.memory import kernels
-from bertscope.memory.extension_kernels import flash_attn_bytes
+from bertscope.memory.extension_kernels import flash_scratch
 from bertscope.memory.kernel_rules import Scratch
 from bertscope.memory.kernels import cpu_scratch, kernel_for
 from bertscope.memory.simulator import Simulator
 from bertscope.settings.run_config import RunConfig
 from bertscope.torch_access import fake_tensor_mode, has_bf16_products
+from bertscope.transformers_access import _operators
 from tests.conftest import kinds
 from tests.memory.steps import small
 
@@ -366,11 +367,13 @@ def test_flash_attns_backward_sums_gradients_in_fp32():
     """Of 20 tokens in 2 sequences, 4 heads of 8: each sequence has 128 more rows, of 32 + 1 numbers for a head."""
     q, ends = torch.empty(20, 4, 8, dtype=torch.bfloat16), torch.empty(3, dtype=torch.int32)
     saved = (q, q, q, q, q, torch.empty(4, 20), torch.empty(2), q, q, q, ends, ends, 10, 10, False, -1, -1)
-    assert flash_attn_bytes("varlen_backward", *saved, 2) == 4 * (20 + 2 * 128) * 4 * 33
+    operators = _operators()[1]
+    packed, plain = operators._flash_attn_varlen_backward.default, operators._flash_attn_backward.default
+    assert flash_scratch(packed, (*saved, 2)) == 4 * (20 + 2 * 128) * 4 * 33
     # Version 3 rounds a head up to 64, and the tokens to blocks of 128; it has two sums for a row.
-    third = flash_attn_bytes("varlen_backward", *saved, 3)
+    third = flash_scratch(packed, (*saved, 3))
     assert third.size_bytes == 4 * 384 * 4 * (64 + 2)
     fixed, few = torch.empty(2, 10, 4, 8, dtype=torch.bfloat16), torch.empty(2, 10, 2, 8, dtype=torch.bfloat16)
     args = (fixed, fixed, few, few, fixed, torch.empty(2, 4, 10), torch.empty(2), fixed, few, few, False, -1, -1)
     # Keys of 2 heads are repeated for 4 in bf16, twice: of keys and of values.
-    assert flash_attn_bytes("backward", *args, 2) == 4 * 2 * 128 * 4 * 33 + 2 * 20 * 4 * 8 * 2
+    assert flash_scratch(plain, (*args, 2)) == 4 * 2 * 128 * 4 * 33 + 2 * 20 * 4 * 8 * 2
