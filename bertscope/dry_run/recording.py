@@ -10,7 +10,8 @@ from types import MappingProxyType
 from bertscope.dry_run.limits import Evaluated, Limits
 from bertscope.memory.caching_allocator import Requests
 from bertscope.memory.fake_run import block_of, events_of
-from bertscope.memory.trace import GRANULE_BYTES, Block, MemoryTrace, rounded
+from bertscope.memory.kernel_rules import rounded
+from bertscope.memory.trace import GRANULE_BYTES, Block, MemoryTrace
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost

@@ -21,13 +21,14 @@ from __future__ import annotations
 import pickle
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from bertscope.frozen import Record
 from bertscope.memory.kernel_rules import MATRICES
-from bertscope.memory.trace import Layout, MemoryEvent, MemoryTrace, Where
+from bertscope.memory.trace import Layout, MemoryEvent, MemoryTrace
 from bertscope.reports.memory import BACKWARD, EVALUATING, OPTIMIZER
 from bertscope.reports.step import RunHistory
 
@@ -108,8 +109,14 @@ class Allocator:
         if is_expandable and pool not in self.unmapped:
             base = len(self.unmapped) * _ADDRESSES
             self.unmapped[pool] = [(base, SegmentBlock(base, _ADDRESSES, pool, is_mapped=False))]
-        block = self._free_block(size, pool)
-        if block is None:
+        free = self.free_blocks[pool]
+        index = bisect_left(free, (size,))
+        if self.unmapped:  # a block that can extend counts with the size that it can get
+            while index + 1 < len(free) and free[index + 1][2].reach_bytes < free[index][2].reach_bytes:
+                index += 1
+        if index < len(free):
+            block = free.pop(index)[2]
+        else:
             block = self._mapped(size, pool) if is_expandable else self._new_segment(size, pool)
         block.is_free = False
         rest = block.size - size
@@ -119,16 +126,6 @@ class Allocator:
         if allocated > self.peak_allocated_bytes:
             self.peak_allocated_bytes = allocated
         return block
-
-    def _free_block(self, size: int, key: PoolKey) -> SegmentBlock | None:
-        pool = self.free_blocks[key]
-        index = bisect_left(pool, (size,))
-        if index == len(pool):
-            return None
-        if self.unmapped:  # a block that can extend counts with the size that it can get
-            while index + 1 < len(pool) and pool[index + 1][2].reach_bytes < pool[index][2].reach_bytes:
-                index += 1
-        return pool.pop(index)[2]
 
     def _new_segment(self, size: int, pool: PoolKey) -> SegmentBlock:
         separate = -(-size // _OWN_STEP) * _OWN_STEP
@@ -396,7 +393,15 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
 
     def laying(laid: Iterable[int]) -> list[int]:
         """Return the requests of a micro-batch that lays these gradients down; it frees none, and no variable."""
-        requests = [*_laying_down(passes, {number: held[number].path for number in laid}), *_left(micro_batch)]
+        waiting: dict[str, list[int]] = defaultdict(list)
+        for number in laid:
+            waiting[held[number].path.rpartition(".")[0]].append(number)
+        requests: list[int] = []
+        for (phase, path, _), number in passes:
+            if phase == BACKWARD:
+                requests += waiting.pop(path, ())
+            requests.append(number)
+        requests += [*chain.from_iterable(waiting.values()), *_left(micro_batch)]
         return [n for n in requests if ~n not in previous and ~n not in gradients and max(n, ~n) not in sums]
 
     first = [
@@ -434,19 +439,6 @@ def _left(numbers: Iterable[int]) -> list[int]:
         else:
             left.pop(~number, None)
     return [~number for number in left]
-
-
-def _laying_down(passes: Iterable[tuple[Where, int]], gradients: dict[int, str]) -> Iterator[int]:
-    """Yield the requests of a forward and backward pass, with each gradient where backward reaches its module."""
-    waiting: dict[str, list[int]] = defaultdict(list)
-    for number, path in gradients.items():
-        waiting[path.rpartition(".")[0]].append(number)
-    for (phase, path, _), number in passes:
-        if phase == BACKWARD:
-            yield from waiting.pop(path, ())
-        yield number
-    for numbers in waiting.values():
-        yield from numbers
 
 
 # ---- the file of a trace for PyTorch's memory viewer (pytorch.org/memory_viz, or torch.cuda._memory_viz) ----

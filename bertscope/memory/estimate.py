@@ -70,17 +70,15 @@ class MemoryTraces:
 
     def trace(self, run_config: RunConfig) -> MemoryTrace:
         """Return the step's trace, from runs of this batch."""
-        if not self._repeats(run_config):
-            return self._whole(run_config)
-        kind = _kind(run_config)
-        if kind not in self.verified:
+        kind, repeats = _kind(run_config), bool(self._repeats(run_config))
+        if repeats and kind not in self.verified:
             samples = min(run_config.eval_samples, _VERIFIED_BATCHES * run_config.batch)
             few = replace(run_config, eval_samples=samples)
             longer = self._repeated(self._shallow(few, RAN), few, RAN, RAN + 1)
             self.verified[kind] = same_events(longer, self._shallow(few, RAN + 1))
-        if not self.verified[kind]:
-            return self._whole(run_config)
-        return self._finished(self._repeated(self._shallow(run_config, RAN), run_config, RAN), run_config)
+        if repeats and self.verified[kind]:
+            return self._finished(self._repeated(self._shallow(run_config, RAN), run_config, RAN), run_config)
+        return self._finished(self.freed(_in_any_loop(run_config)), run_config)
 
     def scalable_trace(self, run_config: RunConfig) -> MemoryTrace | None:
         """Return a step's memory as a function of the batch; None if its events change with the batch.
@@ -144,9 +142,6 @@ class MemoryTraces:
         run_config = replace(run_config, checkpointing=shortened(run_config.checkpointing, few))
         counts = tuple((stack.field, len(few[stack.path])) for stack in stacks)
         return self.freed(_in_any_loop(run_config), counts)
-
-    def _whole(self, run_config: RunConfig) -> MemoryTrace:
-        return self._finished(self.freed(_in_any_loop(run_config)), run_config)
 
     def _finished(self, trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
         """Return the memory in the run's loop, with the update of a rank that has some of the parameters."""
@@ -308,7 +303,12 @@ def named_inputs(inputs: Any, loss: Callable[..., Any] | None) -> tuple[dict[str
     is_named = isinstance(inputs, Mapping)
     tensors = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     named = dict(inputs) if is_named else {f"input {number}": value for number, value in enumerate(tensors)}
-    if loss is not None and not _takes_output(loss):
+    try:
+        takes = signature(loss).parameters.values() if loss is not None else ()
+    except (TypeError, ValueError):  # some callables have none
+        takes = ()
+    by_position = [item for item in takes if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    if loss is not None and len([item for item in by_position if item.default is item.empty]) != 1:
         return named, loss
 
     def call(module: nn.Module, batch: dict[str, Any]) -> Any:
@@ -318,19 +318,9 @@ def named_inputs(inputs: Any, loss: Callable[..., Any] | None) -> tuple[dict[str
     return named, call
 
 
-def _takes_output(loss: Callable[..., Any]) -> bool:
-    try:
-        takes = signature(loss).parameters.values()
-    except (TypeError, ValueError):  # some callables have none
-        return False
-    by_position = [item for item in takes if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
-    return len([item for item in by_position if item.default is item.empty]) == 1
-
-
 # ---- the update of a rank of ZeroRedundancyOptimizer ----
 #
-# Its step, clipping included, is the step of a rank without a parameter; its update is added. The parameters of one
-# rank are in runs of equal ones, of which few are updated instead of all.
+# Its step, clipping included, is the step of a rank without a parameter; its update is added.
 
 
 _PATH = "update.params"  # of the parameters that are updated
@@ -351,33 +341,21 @@ def _with_update(trace: MemoryTrace, params: Sequence[tuple[str, nn.Parameter]],
     updated = [trained[number] for number in shares[rank]] if rank < len(shares) else []
     with_gradient = {kind.block.path for kind in trace.kinds if kind.block.operator == UPDATE}
     kinds = [(param.shape, param.dtype, path in with_gradient) for path, param in updated]
-    update = _renamed(_update(kinds, run_config), [path for path, _ in updated])
+    update = _traced_update(kinds, run_config)
+
+    def renamed(path: str) -> str:
+        number, dot, rest = path.removeprefix(f"{_PATH}.").partition(".")
+        return f"{updated[int(number)][0]}{dot}{rest}" if path.startswith(f"{_PATH}.") else path
+
+    added = [kind._replace(block=kind.block._replace(path=renamed(kind.block.path))) for kind in update.kinds]
+    places = [(phase, renamed(path), operator) for phase, path, operator in update.places]
     first, first_place = len(trace.kinds), len(trace.places)
     held = [first + number for number in update.held if update.kinds[number].block.part == "optimizer_state"]
     changes, place_of = list(trace.changes), list(trace.place_of)
     changes[at:at] = [number + first if number >= 0 else number - first for number in update.changes]
     place_of[at:at] = [first_place + number for number in update.place_of]
-    return replace(trace, kinds=trace.kinds + update.kinds, held=trace.held + held, changes=changes,
-                   places=trace.places + update.places, place_of=place_of, calls=calls)  # fmt: skip
-
-
-def _update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
-    stack = LayerStack.of(_PATH, "", kinds)
-    few, more = (_traced_update(stack.few(units), run_config) for units in (RAN, RAN + 1))
-    if not same_events(with_copies(few, _PATH, stack.copies(RAN, RAN + 1)), more):
-        return _traced_update(kinds, run_config)
-    return with_copies(few, _PATH, stack.copies(RAN))
-
-
-def _renamed(trace: MemoryTrace, paths: Sequence[str]) -> MemoryTrace:
-
-    def renamed(path: str) -> str:
-        number, dot, rest = path.removeprefix(f"{_PATH}.").partition(".")
-        return f"{paths[int(number)]}{dot}{rest}" if path.startswith(f"{_PATH}.") else path
-
-    kinds = [kind._replace(block=kind.block._replace(path=renamed(kind.block.path))) for kind in trace.kinds]
-    places = [(phase, renamed(path), operator) for phase, path, operator in trace.places]
-    return replace(trace, kinds=kinds, places=places)
+    return replace(trace, kinds=trace.kinds + added, held=trace.held + held, changes=changes,
+                   places=trace.places + places, place_of=place_of, calls=calls)  # fmt: skip
 
 
 def _traced_update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:

@@ -114,7 +114,10 @@ def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rul
 
     def register(outputs: _Rule) -> _Rule:
         known = KERNELS.get(name) or KERNELS.get(f"{name.partition('::')[0]}::")
-        if known and (known.outputs or known.scratch) and not _is_same(known.outputs, outputs):
+        code, own = (getattr(function, "__code__", None) for function in (known and known.outputs, outputs))
+        # Of the same name and file: the user's file was imported anew.
+        is_same = code and own and (code.co_filename, code.co_name) == (own.co_filename, own.co_name)
+        if known and (known.outputs or known.scratch) and not is_same:
             raise SelectionError(f"{name} has a rule already, from {known.source}; remove one of the two")
         if "::" in name:
             try:
@@ -125,16 +128,14 @@ def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rul
                 ) from None
         else:
             _replace(name, outputs, scratch)
-        KERNELS[name] = Kernel("the user's code", outputs, scratch and (lambda operator, args: scratch(*args)))
+        KERNELS[name] = Kernel("the user's code", outputs, scratch and partial(_of_arguments, scratch))
         return outputs
 
     return register
 
 
-def _is_same(known: Any, outputs: Any) -> bool:
-    """Return True for a function of the same line, whose file was imported anew."""
-    one, two = (getattr(function, "__code__", None) for function in (known, outputs))
-    return one is not None and two is not None and one.co_filename == two.co_filename and one.co_name == two.co_name
+def _of_arguments(scratch: _Rule, operator: Any, args: Any) -> Any:
+    return scratch(*args)
 
 
 def _replace(name: str, outputs: _Rule, scratch: _Rule | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import methodcaller
 from typing import Any
 
 from bertscope.errors import SelectionError
@@ -70,6 +71,17 @@ def is_on_host(tensor: Any) -> bool:
     return bool((getattr(tensor, "fake_device", None) or tensor.device).type == "meta")  # its `device` takes time
 
 
+def kept_by_functions(outputs: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that functions of Python keep besides what they save: they live as long as the graph."""
+    pending: list[Any] = [tensor.grad_fn for tensor in outputs]
+    seen = {None}
+    while pending:
+        if (node := pending.pop()) not in seen:
+            seen.add(node)
+            yield from tensors(list(getattr(node, "__dict__", {}).values()))
+            pending += [following for following, _ in node.next_functions]
+
+
 def fake_run(step: ModelStep) -> MemoryTrace:
     """Return one step's trace in the steady state on fake tensors; the caller enters FakeTensorMode.
 
@@ -100,14 +112,6 @@ def fake_run(step: ModelStep) -> MemoryTrace:
         if step.optimizer is not None and not run_config.step_in_backward:
             recorder.record_update()
         return recorder.log.trace(run_config.device)
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("meta", memory_format=torch.contiguous_format)
-
-
-def _to_gpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu")
 
 
 # ---- a memory trace as a function of a log ----
@@ -296,8 +300,7 @@ class FakeDevice(StepDevice):
 
     def number(self, tensor: Any) -> Any:
         """Return the value of a one-element tensor; other numbers that an optimizer reads are step counters."""
-        otherwise = 1 if self.is_update else None
-        return self.answers.value(torch.ops.aten._local_scalar_dense.default, tensor, otherwise=otherwise)
+        return self.answers.value(tensor, otherwise=1 if self.is_update else None)
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: Any) -> int | None:
         return statistics_bytes(operator, args, number, tensor, on_cuda=self.kind == CUDA)
@@ -343,7 +346,8 @@ class StepRecorder(Recorder):
 
     def offloading(self) -> AbstractContextManager[Any]:
         """Return the context in which all that is saved for backward moves to the host, as in torch's save_on_cpu."""
-        return torch.autograd.graph.saved_tensors_hooks(_to_host, _to_gpu)
+        to_host = methodcaller("to", "meta", memory_format=torch.contiguous_format)
+        return torch.autograd.graph.saved_tensors_hooks(to_host, methodcaller("to", "cpu"))
 
     @contextmanager
     def _gathering(self, path: str) -> Iterator[None]:
@@ -407,7 +411,9 @@ class StepRecorder(Recorder):
         if not self.is_recording:
             return
         self._refer((self.numbers.get(storage_key(tensor), -1) for tensor in tensors_in(value)), name)
-        if name == "output" and number >= 0:
+        if name == "output":
+            kept = (self.numbers.get(storage_key(tensor), -1) for tensor in kept_by_functions(tensors_in(value)))
+            self._refer(kept, name)
             if self.step.run_config.loss == MODEL:  # else a variable of the criterion
                 self.graphs += [tensor.grad_fn for tensor in tensors_in(value)]
             position = self.position()
@@ -478,18 +484,6 @@ class StepRecorder(Recorder):
                 self.log.blocks[number].part = "communication"
                 is_own = name == _GATHER or (name == _REDUCE and leaf.nbytes < size)
                 self.log.streams[number] = name if is_own else ""
-
-    def _random_state(self, state_of: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        watched = super()._random_state(state_of)
-
-        def referred() -> torch.Tensor:
-            """Return the state, which the output keeps: a layer that reentrant checkpointing runs without gradients."""
-            state = watched()
-            if self.is_recording and self.phase == FORWARD and not torch.is_grad_enabled():
-                self._refer([self.numbers.get(storage_key(state), -1)], "output")
-            return state
-
-        return referred
 
     def _resized(self, key: int, storage: Any, before_bytes: int) -> None:
         """Record the new size of a storage: FSDP frees and allocates gathered parameters so."""

@@ -120,7 +120,7 @@ def flash_bytes(batch: int, queries: int, query_bytes: int, query_block: int, ke
 
     Source: total_q_padded_rounded and total_k_padded_rounded of mha_bwd, hopper/flash_api.cpp.
     """
-    rows = _rounded(queries + batch * query_block, query_block), _rounded(keys + batch * _KEY_BLOCK, _KEY_BLOCK)
+    rows = rounded(queries + batch * query_block, query_block), rounded(keys + batch * _KEY_BLOCK, _KEY_BLOCK)
     return rows[0] * query_bytes + rows[1] * key_bytes
 
 
@@ -159,13 +159,13 @@ def onednn_scratchpad_bytes(batch: int, rows: int, columns: int, depth: int, is_
         range(min(_COLUMN_BLOCKS if is_copied else 1, blocks), 0, -1),
     ):
         pieces = batch * -(-columns // (block_columns * column_blocks))
-        of_columns = (_rounded(blocks, column_blocks) - blocks) / blocks
+        of_columns = (rounded(blocks, column_blocks) - blocks) / blocks
         of_sharing = threads % sharing / threads
         of_depth = _excess(depth, sharing * block_depth)
         for block_rows in range(min(_ROWS, rows), least_rows - 1, -1):
             units = pieces * -(-rows // block_rows)
             if is_shared or units >= 3 * threads or units % threads == 0:
-                of_rows = _rounded(rows, block_rows) % rows / rows
+                of_rows = rounded(rows, block_rows) % rows / rows
                 # The shares of work that is idle or in excess, added in oneDNN's order.
                 idle = _excess(units, threads // sharing) + of_rows + of_columns + of_sharing + of_depth
                 if idle < least:
@@ -175,7 +175,7 @@ def onednn_scratchpad_bytes(batch: int, rows: int, columns: int, depth: int, is_
     sums = rows * columns
     if sharing == 1:
         sums = block_rows * block_columns * (1 if block_depth == depth else column_blocks)
-    line = _rounded(block_depth, _LINE)
+    line = rounded(block_depth, _LINE)
     parts = [_BATCH_BYTES, _BF16_BYTES * _COLUMNS * line, _FP32_BYTES * sums]
     if is_copied:
         line += _LINE if line >= _WIDE and _is_power(line) else 0
@@ -193,7 +193,8 @@ def _is_power(number: int) -> bool:  # of two
     return number & (number - 1) == 0
 
 
-def _rounded(number: int, multiple: int) -> int:
+def rounded(number: int, multiple: int) -> int:
+    """Return a number rounded up to a multiple."""
     return -(-number // multiple) * multiple
 
 

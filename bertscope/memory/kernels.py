@@ -309,15 +309,12 @@ def _math(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_caus
 
 # Operators that autocast runs in fp32 on CUDA and not on the CPU: AT_FORALL_FP32 of ATen/autocast_mode.h, and those
 # that take the result's dtype (AT_FORALL_FP32_SET_OPT_DTYPE) and keep it if it is given.
-_FLOAT_INPUTS = (
+_IN_FLOAT = (
     "acos asin cosh cosine_similarity dist erfinv exp expm1 frobenius_norm.dim group_norm layer_norm log log10 log1p "
     "log2 logsumexp native_layer_norm nuclear_norm nuclear_norm.dim pdist pow.Scalar pow.Tensor_Scalar "
-    "pow.Tensor_Tensor reciprocal renorm rms_norm rsqrt sinh softplus tan upsample_linear1d upsample_trilinear3d"
-)
-_IN_FLOAT = (
-    *_FLOAT_INPUTS.split(),
-    *(f"{kind}{size}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for size in (1, 2, 3)),
-    *(form.format(kind) for kind in ("bilinear2d", "bicubic2d") for form in ("upsample_{}", "_upsample_{}_aa")),
+    "pow.Tensor_Tensor reciprocal renorm rms_norm rsqrt sinh softplus tan upsample_linear1d upsample_trilinear3d "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+    "_upsample_nearest_exact3d upsample_bilinear2d _upsample_bilinear2d_aa upsample_bicubic2d _upsample_bicubic2d_aa"
 )
 _TO_FLOAT = (
     "cumprod cumsum linalg_matrix_norm linalg_matrix_norm.str_ord linalg_vector_norm log_softmax.int softmax.int "
@@ -355,12 +352,12 @@ def device_semantics(run_config: RunConfig) -> AbstractContextManager[None]:
 
 def _add_lists(library: Any) -> None:
     """Register CUDA's autocast lists under AutocastCPU: all operators but those that torch casts there as on CUDA."""
-    for names, wrapped in ((_IN_FLOAT, _in_float), (_TO_FLOAT.split(), _to_float)):
-        for name in names:
+    for names, wrapped in ((_IN_FLOAT, _in_float), (_TO_FLOAT, _to_float)):
+        for name in names.split():
             packet, _, overload = name.partition(".")
             known = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
             if known is not None and not has_kernel(known, "AutocastCPU"):
-                library.impl(name, wrapped(name, known), "AutocastCPU")
+                library.impl(name, partial(wrapped, name, known), "AutocastCPU")
     # CUDA lists the parts of cross_entropy and not the whole, which asks for a log_softmax in the dtype of its input:
     # autocast leaves that as it is, and nll_loss gets a copy in fp32. Source: ATen/native/LossNLL.cpp.
     with warnings.catch_warnings():
@@ -368,32 +365,26 @@ def _add_lists(library: Any) -> None:
         library.impl("cross_entropy_loss", torch.ops.aten.cross_entropy_loss.default.decompose, "AutocastCPU")
 
 
-def _in_float(name: str, operator: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        """Run the operator on copies in fp32."""
-        with torch.autocast("cpu", enabled=False):
-            return operator(*(_float(arg) for arg in args), **{key: _float(arg) for key, arg in kwargs.items()})
-
-    return run
+def _in_float(name: str, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator on copies in fp32."""
+    with torch.autocast("cpu", enabled=False):
+        return operator(*map(_float, args), **{key: _float(arg) for key, arg in kwargs.items()})
 
 
 def _float(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.dtype in _HALF else value
 
 
-def _to_float(name: str, operator: Any) -> Callable[..., Any]:
-    def run(tensor: torch.Tensor, *args: Any, dtype: torch.dtype | None = None) -> Any:
-        """Run the operator with a result in fp32; only a softmax reads fp16 without a copy."""
-        if name in _SOFTMAX and len(args) > 1:
-            args, dtype = args[:1], args[1]
-        with torch.autocast("cpu", enabled=False):
-            if dtype is None and tensor.dtype == torch.float16 and name in _SOFTMAX:
-                return getattr(torch.ops.aten, _SOFTMAX[name])(tensor, *args, True)
-            if dtype is None and tensor.dtype in _HALF:
-                dtype = torch.float32
-            return operator(tensor, *args, dtype=dtype)
-
-    return run
+def _to_float(name: str, operator: Any, tensor: torch.Tensor, *args: Any, dtype: torch.dtype | None = None) -> Any:
+    """Run an operator with a result in fp32; only a softmax reads fp16 without a copy."""
+    if name in _SOFTMAX and len(args) > 1:
+        args, dtype = args[:1], args[1]
+    with torch.autocast("cpu", enabled=False):
+        if dtype is None and tensor.dtype == torch.float16 and name in _SOFTMAX:
+            return getattr(torch.ops.aten, _SOFTMAX[name])(tensor, *args, True)
+        if dtype is None and tensor.dtype in _HALF:
+            dtype = torch.float32
+        return operator(tensor, *args, dtype=dtype)
 
 
 def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -403,7 +394,7 @@ def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(input, p, training, inplace)  # type: ignore[no-any-return]
         return torch.native_dropout(input, p, True)[0]
 
-    return run
+    return run  # a partial has no name, which torch.compile asks for
 
 
 def _sums_of_queries(query: torch.Tensor) -> int:

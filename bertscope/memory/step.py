@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,6 @@ from bertscope.memory import optimizers
 from bertscope.memory.trace import Block
 from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import base_model_of, keep_adapters_in_fp32
-from bertscope.model.quantized import QuantizedLinear
 from bertscope.model.savers import HostOptimizer, StepInBackward
 from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.settings.checkpointing import NONE
@@ -236,8 +235,11 @@ class ModelStep:
 
     def advance(self, phase: Phase = nullcontext, *stops: str) -> None:
         """Run one phase, and those after it until one of `stops` begins; STEP_END is the end of the step."""
+        kernel = _BACKENDS.get(self.run_config.sdpa_kernel) if self.device == CUDA else None
+        backend = getattr(torch.nn.attention.SDPBackend, kernel) if kernel else None
         while True:
-            with self._attention_kernel(), torch.set_grad_enabled(not self.run_config.is_eval), phase(self.phase):
+            on_gpu = torch.nn.attention.sdpa_kernel(backend) if backend else nullcontext()
+            with on_gpu, torch.set_grad_enabled(not self.run_config.is_eval), phase(self.phase):
                 following = next(self.loop)
             self.phase = next(self.loop) if following == STEP_END else following
             if following in stops:
@@ -254,27 +256,24 @@ class ModelStep:
 
     def criterion(self, batch: dict[str, Any]) -> Any:
         """Return a micro-batch's loss; on the way the model's outputs are assigned to variables of the loop."""
-        with self._watched_outputs(), self.offloading() if self.run_config.offload_activations else nullcontext():
+        with ExitStack() as stack:
+            if not isinstance(self.model, torch.jit.ScriptModule):  # takes no hooks
+                numbers = count()
+                hook = self.called.register_forward_hook(
+                    lambda module, args, output: self.assign("output", output, next(numbers))
+                )
+                stack.enter_context(hook)
+            if self.run_config.offload_activations:
+                stack.enter_context(self.offloading())
             loss = self.loss(self.called, batch)
-        layers = (layer for layer in self.model.modules() if isinstance(layer, QuantizedLinear) and layer.saved_input)
-        self.assign("output", [layer.saved_input() for layer in layers], -1)  # which live as long as the graph
         is_tensor = isinstance(loss, torch.Tensor)
         if self.run_config.mode == TRAINING and not (is_tensor and loss.requires_grad):
-            if any(isinstance(part, QuantizedLinear) for part in self.model.modules()):
+            if not all(param.is_floating_point() for param in self.model.parameters()):
                 raise SelectionError(f"a quantized model is frozen: train adapters, such as {name_of('lora')} r=8")
             raise SelectionError("the loss depends on nothing that is trained; freeze less, or use mode forward")
         loss = loss / self.run_config.accumulate if self.run_config.accumulate > 1 and is_tensor else loss
         self.assign("loss", loss)
         return loss
-
-    def _watched_outputs(self) -> AbstractContextManager[Any]:
-        """Return a context in which each output of the model is assigned to a variable of the loop."""
-        if isinstance(self.model, torch.jit.ScriptModule):  # takes no hooks
-            return nullcontext()
-        numbers = count()
-        return self.called.register_forward_hook(
-            lambda module, args, output: self.assign("output", output, next(numbers))
-        )
 
     def assign(self, name: str, value: Any, number: int = 0) -> None:
         """Assign an output to its variable, if the loop has one; the loss is a variable of `training_loop`."""
@@ -299,13 +298,6 @@ class ModelStep:
         self.start(self.run_config.changed(accumulate=1))
         self.advance(lambda name: nullcontext(), OPTIMIZER, STEP_END)
         self.start(self.run_config)
-
-    def _attention_kernel(self) -> AbstractContextManager[Any]:
-        """Return a context in which a GPU runs the attention kernel that was requested."""
-        kernel = _BACKENDS.get(self.run_config.sdpa_kernel)
-        if self.device != CUDA or kernel is None:
-            return nullcontext()
-        return torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, kernel))
 
     def state(self) -> Iterator[tuple[Block, torch.Tensor]]:
         """Yield the blocks that are allocated between steps, each storage once, with a tensor of it."""

@@ -21,7 +21,7 @@ from itertools import accumulate, groupby
 from math import prod
 from typing import Any, NamedTuple
 
-from bertscope.memory.kernel_rules import RULES
+from bertscope.memory.kernel_rules import RULES, rounded
 from bertscope.reports.json import NUMBER, checked
 from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER, RECOMPUTE
 from bertscope.reports.step import Parts
@@ -470,8 +470,3 @@ class Layout:
                 firsts.append(kind)
             classes.append(number)
         return firsts, classes
-
-
-def rounded(size_bytes: int, granule_bytes: int) -> int:
-    """Return a size rounded up to a multiple of the granule."""
-    return -(-size_bytes // granule_bytes) * granule_bytes

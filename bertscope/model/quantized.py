@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from types import MethodType
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import nn
@@ -63,7 +62,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, layer: "QuantizedLinear") -> torch.Tensor:
         ctx.layer, ctx.shape, ctx.dtype = layer, x.shape, x.dtype
         if layer.is_8bit:
-            ctx.x, layer.saved_input = x, ref(x)  # which bitsandbytes keeps with the graph, though no gradient needs it
+            ctx.x = x  # which bitsandbytes keeps with the graph, though no gradient needs it
             return layer.product_in_8bit(x, bias) if layer.on_cuda else functional.linear(x, layer.wide(x.dtype), bias)
         return functional.linear(x, layer.wide(x.dtype), bias)
 
@@ -83,7 +82,6 @@ class QuantizedLinear(nn.Linear):
     """
 
     absmax: torch.Tensor
-    saved_input: Any = None  # a reference to the last input that an 8-bit layer keeps
 
     def __init__(self, layer: nn.Module, how: Quantization, computes_in: torch.dtype | None, *, on_cuda: bool) -> None:
         nn.Module.__init__(self)

@@ -261,21 +261,14 @@ def _copied(optimizer: Any, params: Mapping[int, torch.Tensor], device: str) -> 
     memo |= {**params} | {id(part): object.__new__(type(part)) for part in parts}
     try:
         for part in parts:
-            attributes = {name: value for name, value in vars(part).items() if not _is_wrapped(part, name, value)}
-            vars(memo[id(part)]).update(copy.deepcopy(attributes, memo))
+            for name, value in vars(part).items():
+                if name.endswith("_hooks"):
+                    vars(memo[id(part)])[name] = type(value)()
+                elif not (callable(value) and hasattr(type(part), name)):  # a method that is wrapped
+                    vars(memo[id(part)])[name] = copy.deepcopy(value, memo)
     except (TypeError, RuntimeError, NotImplementedError) as error:
         raise SelectionError(f"{type(optimizer).__name__} cannot be copied to be estimated: {error}") from None
-    for part in parts:
-        vars(memo[id(part)]).update({name: type(value)() for name, value in vars(part).items() if _are_hooks(name)})
     return memo[id(optimizer)], set(map(id, known))
-
-
-def _are_hooks(name: str) -> bool:
-    return name.endswith("_hooks")
-
-
-def _is_wrapped(optimizer: Any, name: str, value: Any) -> bool:
-    return _are_hooks(name) or (callable(value) and hasattr(type(optimizer), name))
 
 
 # ---- operators on fake tensors ----
@@ -573,18 +566,14 @@ class DataDependentAnswers:
             return None if is_open else _BELOW[name] == (args[1] >= 0.5)
         return before if name in _SAME_VALUES else None
 
-    def knows(self, tensor: torch.Tensor) -> bool:
-        """Return True if the value of a one-element tensor is known."""
-        return getattr(tensor, _KNOWN, None) is not None
-
-    def value(self, operator: Any, tensor: torch.Tensor, *, otherwise: int | None = None) -> bool | int:
+    def value(self, tensor: torch.Tensor, *, otherwise: int | None = None) -> Any:
         """Return the value of a one-element tensor, `otherwise` if it is not known.
 
-        If both are missing, the operator returns that of a constant, such as the quotient of two sizes in Longformer;
+        If both are missing, torch returns that of a constant, such as the quotient of two sizes in Longformer;
         for any other fake tensor it raises DataDependentOutputException.
         """
         known = getattr(tensor, _KNOWN, otherwise)
         if known is not None and getattr(tensor, _CHANCE, False):
             text = "a random number decides if some code runs; the likelier case is taken"
             warnings.warn(BertscopeWarning(text), stacklevel=2)
-        return operator(tensor) if known is None else known
+        return torch.ops.aten._local_scalar_dense.default(tensor) if known is None else known

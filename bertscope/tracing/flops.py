@@ -52,7 +52,6 @@ from bertscope.tracing.record import Device, Recorder
 from bertscope.tracing.repeat import RAN, Repeated, layer_stacks, repeated, shortened
 
 _RESULTS = OperatorResults(is_plain_meta)
-_SCALAR = torch.ops.aten._local_scalar_dense.default
 _Result = TypeVar("_Result")
 
 
@@ -89,13 +88,9 @@ class _AnyDevice(Device):
     def __init__(self, *, is_masked: bool) -> None:
         self.answers = DataDependentAnswers(is_masked=is_masked)
 
-    def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
-        """Return False for the question after a number that is known, though its tensor has no value."""
-        has_value = operator is not _SCALAR or not (args[0].is_meta or hasattr(args[0], "fake_mode"))
-        return super().takes(operator, args, kwargs) and (has_value or not self.answers.knows(args[0]))
-
-    def elsewhere(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        return self.answers.value(operator, args[0]) if operator is _SCALAR else operator(*args, **kwargs)
+    def number(self, tensor: Any) -> Any:
+        has_value = not (tensor.is_meta or hasattr(tensor, "fake_mode"))
+        return super().number(tensor) if has_value else self.answers.value(tensor)
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator, and note which values are known."""
