@@ -56,11 +56,6 @@ class SegmentBlock:
         self.before, self.after = before, after
 
     @property
-    def is_whole(self) -> bool:
-        """Return True if the block is all of a segment."""
-        return self.before is None and self.after is None
-
-    @property
     def reach_bytes(self) -> int:
         """Return the size to which the block can extend: with the unmapped block behind it."""
         return self.size + (self.after.size if self.after is not None and not self.after.is_mapped else 0)
@@ -223,7 +218,7 @@ class Allocator:
             for _, _, block in list(pool):
                 if self.unmapped:
                     self._unmap(block)
-                elif block.is_whole:
+                elif block.before is None and block.after is None:  # all of a segment
                     self._remove(block)
                     self.reserved_bytes -= block.size
                     insort(self.room, (block.address, block.size))

@@ -117,11 +117,11 @@ def fake_run(step: ModelStep) -> MemoryTrace:
 # ---- a memory trace as a function of a log ----
 
 
-def block_of(log: RunLog, number: int, part: str, variable: str = "", stream: str = "") -> Block:
+def block_of(log: RunLog, number: int, part: str) -> Block:
     """Return the origin of a block of a log."""
     row = log.blocks[number]
     is_recomputed = log.events[row.born].position.recomputation > 0
-    return Block(part, row.owner, log.operator(row.call), row.shape, row.dtype, is_recomputed, variable, stream)
+    return Block(part, row.owner, log.operator(row.call), row.shape, row.dtype, is_recomputed, row.variable, row.stream)
 
 
 def events_of(log: RunLog, numbers: Iterable[int], block: Callable[[int], Block]) -> Iterator[MemoryEvent]:
@@ -152,8 +152,6 @@ class StepLog(RunLog):
     marks: list[tuple[int, MemoryEvent]] = field(default_factory=list)  # events of no bytes, before that event
     collectives: list[Collective] = field(default_factory=list)
     moved: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # bytes between GPU and host, or on the host
-    variables: dict[int, str] = field(default_factory=dict)  # of the loop that refer to blocks
-    streams: dict[int, str] = field(default_factory=dict)  # of blocks in another stream than computation
     notes: dict[str, None] = field(default_factory=dict)  # on kernels whose rules no test holds
     origins: dict[int, Block] = field(default_factory=dict)
 
@@ -198,9 +196,7 @@ class StepLog(RunLog):
             ended = self.events[row.freed].position.recomputation if row.freed >= 0 else None
             is_saved = self.events[row.born].position.recomputation not in (0, ended) and ended is not None
             part = row.part or (_SAVED if is_saved else _TEMPORARY)
-            self.origins[number] = block_of(
-                self, number, part, self.variables.get(number, ""), self.streams.get(number, "")
-            )
+            self.origins[number] = block_of(self, number, part)
         return self.origins[number]
 
     def trace(self, device: str) -> MemoryTrace:
@@ -362,8 +358,7 @@ class StepRecorder(Recorder):
         yield
         living = list(self.living)
         self.graphs.clear()  # and with them what no loss uses, such as a pooler's weights in 16 bits
-        for number in (number for number in living if number not in self.living):
-            self.log.variables.setdefault(number, "output")
+        self._refer((number for number in living if number not in self.living), "output")
         self.is_recording = False
         if phase == FORWARD and self.step.run_config.mode == FORWARD_ONLY:  # the graph lives as long as the output
             self._refer(self.living, "output")
@@ -410,10 +405,11 @@ class StepRecorder(Recorder):
         """Note the blocks that a variable of the loop refers to; an output may have a graph that no backward frees."""
         if not self.is_recording:
             return
-        self._refer((self.numbers.get(storage_key(tensor), -1) for tensor in tensors_in(value)), name)
+        known = list(tensors_in(value))
+        known += kept_by_functions(known) if name == "output" else ()
+        numbers = (self.numbers.get(storage_key(tensor), -1) for tensor in known)
+        self._refer((number for number in numbers if number in self.living), name)
         if name == "output":
-            kept = (self.numbers.get(storage_key(tensor), -1) for tensor in kept_by_functions(tensors_in(value)))
-            self._refer(kept, name)
             if self.step.run_config.loss == MODEL:  # else a variable of the criterion
                 self.graphs += [tensor.grad_fn for tensor in tensors_in(value)]
             position = self.position()
@@ -422,8 +418,7 @@ class StepRecorder(Recorder):
     def _refer(self, numbers: Iterable[int], variable: str) -> None:
         """Note the variable of the loop that refers to blocks; the first output of several calls counts."""
         for number in numbers:
-            if number in self.living:
-                self.log.variables.setdefault(number, variable)
+            self.log.blocks[number].variable = self.log.blocks[number].variable or variable
 
     def position(self) -> Position:
         path = self.owner if self.phase == OPTIMIZER else self.tracker.path()
@@ -483,7 +478,7 @@ class StepRecorder(Recorder):
             if number in self.living and not self.log.blocks[number].part:
                 self.log.blocks[number].part = "communication"
                 is_own = name == _GATHER or (name == _REDUCE and leaf.nbytes < size)
-                self.log.streams[number] = name if is_own else ""
+                self.log.blocks[number].stream = name if is_own else ""
 
     def _resized(self, key: int, storage: Any, before_bytes: int) -> None:
         """Record the new size of a storage: FSDP frees and allocates gathered parameters so."""

@@ -17,6 +17,7 @@ from math import exp, lgamma, prod
 
 from bertscope.memory.caching_allocator import history, requests
 from bertscope.memory.fit import fit_row
+from bertscope.memory.kernel_rules import rounded
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.trace import MemoryTrace
 from bertscope.progress import progress
@@ -34,14 +35,11 @@ StepShape = tuple[int, int]  # sequences, tokens of each
 
 def traced_lengths(lengths: list[int]) -> list[int]:
     """Return the lengths that run: all if they are few, else the shortest, the longest and multiples of 8 between."""
+    if len(lengths) <= _MOST_TRACED:
+        return lengths
     low, high = lengths[0], lengths[-1]
     parts = (low + (high - low) * number // (_MOST_TRACED - 1) for number in range(1, _MOST_TRACED - 1))
-    between = (-(-length // _MULTIPLE) * _MULTIPLE for length in parts)
-    return (
-        lengths
-        if len(lengths) <= _MOST_TRACED
-        else sorted({low, high, *(length for length in between if length < high)})
-    )
+    return sorted({low, high, *(length for part in parts if (length := rounded(part, _MULTIPLE)) < high)})
 
 
 class LengthSteps:

@@ -296,7 +296,7 @@ class ModelStep:
     def run_backward(self) -> None:
         """Run forward and backward once, and begin the loop again."""
         self.start(self.run_config.changed(accumulate=1))
-        self.advance(lambda name: nullcontext(), OPTIMIZER, STEP_END)
+        self.advance(nullcontext, OPTIMIZER, STEP_END)
         self.start(self.run_config)
 
     def state(self) -> Iterator[tuple[Block, torch.Tensor]]:

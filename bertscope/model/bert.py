@@ -92,9 +92,13 @@ class BertPreTrainedModel(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BertPreTrainedModel:
         """Apply `fn` as torch does, but keep ties: torch replaces the parameter of each name separately."""
-        shared = _shared_parameters(self)
+        places: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module in self.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    places.setdefault(id(parameter), []).append((module, name))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for (first, name), *rest in shared:
+        for (first, name), *rest in places.values():
             for module, other_name in rest:
                 module._parameters[other_name] = first._parameters[name]
         return self
@@ -121,15 +125,6 @@ class BertPreTrainedModel(nn.Module):
             chosen.check_layers(LAYERS, len(encoder.layer))
         encoder.gradient_checkpointing = chosen is not None
         encoder.checkpointing = chosen or Checkpointing()
-
-
-def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    addresses: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                addresses.setdefault(id(parameter), []).append((module, name))
-    return [places for places in addresses.values() if len(places) > 1]
 
 
 # ---- the names of weights in old and new checkpoints ----
