@@ -63,6 +63,19 @@ class Tied(nn.Module):
         return (self.out(self.words(inputs)),)
 
 
+class Keep(torch.autograd.Function):
+    """A function that keeps a tensor with the graph, besides what it saves."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        ctx.kept = inputs * 2
+        return inputs + 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
 class Stack(nn.Module):
     """Layers in a row, the first of which may be frozen, whose output is of one of these kinds."""
 
@@ -102,6 +115,9 @@ MODULES = {
         lambda: Stack(pair, nn.TransformerEncoderLayer(16, 2, 40, batch_first=True)), lambda: torch.rand(4, 9, 16),
     ),
     "shared parameters": (Tied, ids),
+    "a kept tensor": (
+        lambda: Stack(lambda out, given: (Keep.apply(out),), nn.Linear(4, 999)), lambda: torch.rand(40, 4),
+    ),
 }  # fmt: skip
 
 
