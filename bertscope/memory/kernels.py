@@ -99,21 +99,14 @@ def _promoted_bytes(args: Any) -> int:
     """
     if len(args) < 2 or not isinstance(args[0], torch.Tensor):
         return 0
-    first, second = args[:2]
-    common = _common_dtype(first, second)
-    if not isinstance(second, torch.Tensor):
-        return _NUMBER_BYTES + (common.itemsize if common not in (torch.float64, torch.int64) else 0)
-    return sum(tensor.numel() * common.itemsize for tensor in (first, second) if tensor.dtype != common)
-
-
-def _common_dtype(first: torch.Tensor, second: Any) -> torch.dtype:
-    """Return torch.result_type of two operands; for the most frequent ones without a call of the dispatcher."""
-    if not isinstance(second, torch.Tensor):
-        is_real = isinstance(second, (int, float))
-        return first.dtype if is_real and first.dtype.is_floating_point else torch.result_type(first, second)
-    if first.dim() and second.dim():
-        return torch.promote_types(first.dtype, second.dtype)
-    return torch.result_type(first, second)
+    first, second = args[:2]  # the common dtype of the most frequent operands needs no call of the dispatcher
+    if isinstance(second, torch.Tensor):
+        of_dtypes = first.dim() and second.dim()
+        common = torch.promote_types(first.dtype, second.dtype) if of_dtypes else torch.result_type(first, second)
+        return sum(tensor.numel() * common.itemsize for tensor in (first, second) if tensor.dtype != common)
+    is_real = isinstance(second, (int, float)) and first.dtype.is_floating_point
+    common = first.dtype if is_real else torch.result_type(first, second)
+    return _NUMBER_BYTES + (common.itemsize if common not in (torch.float64, torch.int64) else 0)
 
 
 def _attention_backward_bytes(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> int:
