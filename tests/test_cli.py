@@ -180,6 +180,7 @@ def test_a_terminal_gets_an_error_and_a_note_in_lines_of_its_width_and_a_pipe_in
         assert " ".join(found.split()) == one
         assert len(found.splitlines()) >= lines
         assert max(map(len, found.splitlines())) <= columns
+    assert ("\x1b[31merror:" in on_a_terminal(*words)) == (kind == "error")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

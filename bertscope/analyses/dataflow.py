@@ -27,7 +27,7 @@ from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors, o
 from bertscope.tracing.flops import trace
 from bertscope.tracing.inputs import arguments, example_inputs, inputs_for, positions, running_module
 from bertscope.tracing.log import shape_of, tensors
-from bertscope.tracing.module_tree import Node, fold, moved, read, subject, type_name
+from bertscope.tracing.module_tree import Node, address, fold, is_of, moved, public, read, subject
 from bertscope.tracing.record import hooks
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "__rsub__": "-", "__rdiv__": "/"}
@@ -153,7 +153,7 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
             inputs = tensors((args, kwargs))
             if any(out is tensor for tensor in inputs):
                 out = torch.ops.aten.alias(out)  # a dropout that returns its input is drawn as a result
-            kind, name = type_name(type(module), "bertscope"), path.rpartition(".")[2]
+            kind, name = _class_name(module), path.rpartition(".")[2]
             ident = name if number_of(name) is None else f"layer_{name}"
             self._connect(
                 self.flow.add("module", name, ident, path=path, detail=kind, group=self.groups[-1]), inputs, out
@@ -492,7 +492,12 @@ def _report(flow: Flow, names: Mapping[str, str], scope: str, runs: Sequence[Lay
     groups = []
     for path, module in flow.opened.items():
         around = max((other for other in flow.opened if path.startswith(f"{other}.")), key=len, default="")
-        shown, parent, kind = names[path], names[around], type_name(type(module), "bertscope")
+        shown, parent, kind = names[path], names[around], _class_name(module)
         name, copies = below(shown, parent), copies_of(path)
         groups.append(DiagramGroup(path=shown, name=name, type=kind, copies=copies, parent=parent))
     return GraphReport(path=names[scope], nodes=tuple(nodes), edges=edges, groups=tuple(groups), **about)
+
+
+def _class_name(module: nn.Module) -> str:
+    cls = public(type(module))
+    return address(cls) if is_of(cls, "torch") else cls.__name__

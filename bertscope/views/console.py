@@ -13,7 +13,7 @@ from bertscope.frozen import Record
 from bertscope.units import decimal, visible
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
-_NUMBER_AND_UNIT = re.compile(r"(?<=[0-9]) (?=(?:[KMGTPE]?i?B|%|x)\b)|(?<=[0-9]) (?=%)|(?<=batch) (?=[0-9])")
+_NUMBER_AND_UNIT = re.compile(r"(?<=[0-9]) (?=(?:[KMGTPE]?i?B|x)\b|%)|(?<=%) (?=margin)|(?<=batch) (?=[0-9])")
 _WHOLE = re.compile(r"\(\w+ x [\w x+]{1,50}\)|\[[\w, ]{1,50}\]")  # `(1024 x 4096 + 4096)`, `[1, 128]`
 _WIDE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60"  # CJK and fullwidth punctuation, between which lines may break
 _OPENING = "\uff08\u300a"  # ends no line
@@ -42,13 +42,16 @@ def choose_color(choice: Color) -> None:
 
 def stdout_target() -> Target:
     """Return the target for standard output, by --color, NO_COLOR, FORCE_COLOR, TERM, COLUMNS and the terminal."""
-    is_terminal = sys.stdout.isatty()
-    wants = is_terminal and os.environ.get("TERM") != "dumb"
+    return _target_of(sys.stdout)
+
+
+def _target_of(stream: Any) -> Target:
+    wants = stream.isatty() and os.environ.get("TERM") != "dumb"
     color = (wants or bool(os.environ.get("FORCE_COLOR"))) and not os.environ.get("NO_COLOR")
     if _chosen[0] != "auto":
         color = _chosen[0] == "always"
-    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
-    return Target(width=_width_of(sys.stdout), color=color, unicode=encoding.startswith("utf"))
+    encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
+    return Target(width=_width_of(stream), color=color, unicode=encoding.startswith("utf"))
 
 
 CommandOf = Callable[[str, Mapping[str, Any]], str]
@@ -126,7 +129,7 @@ def text_width(text: str) -> int:
 
 _STYLES = {"yes": 32, "uncertain": 33, "no": 31, "strong": 1, "dim": 2}
 _NUMBER = re.compile(
-    r"(?<![\w.-])[0-9][0-9,]*(?:\.[0-9]+)?(?: (?:[KMGTPE]?i?B|[KMGTPE]?FLOPs?|%|ms|s|min|h)(?!\w))?(?![\w-])"
+    r"(?<![\w.:-])[0-9][0-9,]*(?:\.[0-9]+)?(?: (?:[KMGTPE]?i?B|[KMGTPE]?FLOPs?|%|ms|s|min|h)(?!\w))?(?![\w-])"
 )
 
 
@@ -155,8 +158,12 @@ def stacked(*tables: str) -> str:
 
 
 def message(text: str) -> str:
-    """Return a line for standard error, in lines of a terminal's width if it is one."""
-    return wrapped(text, Target(_width_of(sys.stderr)), 2).removesuffix("\n") if sys.stderr.isatty() else text
+    """Return a line for standard error; if it is a terminal in lines of its width, and `error:` in red."""
+    if not sys.stderr.isatty():
+        return text
+    target = _target_of(sys.stderr)
+    lines = wrapped(text, target, 2).removesuffix("\n")
+    return re.sub(r"\Aerror:", "\x1b[31m\\g<0>\x1b[39m", lines) if target.color else lines
 
 
 def unbroken(text: str) -> list[str]:

@@ -95,8 +95,9 @@ def _tip(report: DiffReport) -> str:
     """Return how to see both models side by side; empty for files with tensors, and for two states of one model."""
     if {report.a.obtained, report.b.obtained} != {"computed"} or report.is_empty:
         return ""
-    classes = {side.architecture for side in (report.a, report.b)}
-    if len(classes) > 1 and report.a.config and report.b.config and named("architecture").startswith("-"):
+    has_two_classes = report.a.architecture != report.b.architecture
+    a, b = ((side.config or {}).get("model_type") for side in (report.a, report.b))
+    if has_two_classes and a and a == b and named("architecture").startswith("-"):
         command = command_text("diff", {"architecture": report.a.architecture}, {})
         return f"compare both as {report.a.architecture}\n  {command}"
     return f"count both, part by part\n  {command_text('count', {}, {}, 'bertscope.count(a), bertscope.count(b)')}"

@@ -6,7 +6,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any
 
-from bertscope.errors import named, one_line
+from bertscope.errors import in_a_sentence, named, one_line
 from bertscope.gpus import COMMON, GPUS, sdpa_kernel
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow
 from bertscope.reports.step import NO, UNCERTAIN, YES, RunHistory, usable
@@ -59,7 +59,7 @@ def best_row(report: FitReport, seq: int) -> FitRow:
     if report.asked_batch is None:  # with a batch the rows come in the order of their cost
         rows.sort(key=lambda row: (-row.batch, -row.batch_by_bytes, row.cost.extra_flops or 0.0))
     if not any(row.batch_by_bytes for row in rows):
-        rows.sort(key=attrgetter("peak_bytes"))
+        rows.sort(key=attrgetter("cost.gpu_bytes"))
     return rows[0]
 
 
@@ -104,9 +104,10 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
     best = max((one for one in report.rows if one.seq == row.seq), key=attrgetter("largest_batch"))
     best_how = f"{f' in {best.precision}' * several} {with_checkpointing(best.checkpointing)}"
     fits = f"{count_text(best.largest_batch)} fits" if best.largest_batch else "not even batch 1 fits"
+    best_how *= best.largest_batch > 0 and best is not row
     if row.answer == UNCERTAIN:
         return f"Not certain: batch {batch} may fit {on}", (f"{precision} {how}", 3), f"; {fits}", (best_how, 4)
-    return f"No: batch {batch} {need} {on}", f"; {fits}", (best_how, 4)
+    return f"No: batch {batch} {need} {on}", (f"{precision} {how}", 3), f"; {fits}", (best_how, 4)
 
 
 def _tip(report: FitReport) -> str:
@@ -166,7 +167,7 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
     if report.asked_batch is None and report.batch_total is None and report.run.device == CUDA:
         yield "may fit: the largest batch whose tensors fit. extra FLOPs: recomputation. tokens: in a step."
     if more := step.other_loop(report.run, row.cost):
-        yield more
+        yield f"At batch {count_text(row.batch or 1)}: {in_a_sentence(more)}"
     if is_generation_left_out(report):
         yield "One forward pass, not a generation."
     yield from (f"{text[:1].upper()}{text[1:]}." for text in uncounted(report))

@@ -303,7 +303,7 @@ def _flops_lines(report: FlopsReport, target: Target | None) -> Iterator[tuple[s
     if polynomial is not None:
         terms = f"{polynomial.constant:,} + {polynomial.linear:,} * seq + {polynomial.quadratic:,} * seq^2"
         batch, seq = polynomial.verified_at
-        yield "FLOPs =", f"batch * ({terms}), verified at batch {batch}, seq {seq}"
+        yield "FLOPs", f"batch * ({terms}), verified at batch {batch}, seq {seq}"
     if report.unknown_operators:
         yield "not counted", ", ".join(report.unknown_operators)
     if is_verbose:

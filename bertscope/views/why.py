@@ -226,9 +226,9 @@ def _tables(report: WhyReport, target: Target | None) -> list[Table]:
 def _lines(report: WhyReport, rows: Sequence[WhyRow]) -> Table:
     columns = [
         attribute("line", "line", missing="-"),
-        attribute("module", "module"),
-        attribute("part", "part", text=part_name),
-        number("blocks", "blocks"),
+        attribute("module", "module", text=lambda module: module.removesuffix(" (forward)")),
+        attribute("part", "part", text=part_name, is_wide=1),
+        number("blocks", "blocks", is_wide=2),
         number("passes", "passes", detail=report.passes < 2),
         number("size", "held_bytes", bytes_text),
         number("smallest", "smallest_bytes", bytes_text, detail=True),

@@ -10,6 +10,7 @@ import torch
 import bertscope
 from bertscope.commands import call
 from bertscope.settings.run_config import MARGIN
+from bertscope.units import bytes_text
 from bertscope.views.console import Target, painted, stdout_target
 from bertscope.views.step import LINE
 from bertscope.views.views import display
@@ -227,6 +228,14 @@ def test_a_step_that_does_not_fit_is_a_number_for_estimate_and_a_no_for_fit(cli)
     estimated, fitted = cli("estimate", model, *settings), cli("fit", model, *settings, "--precision", "fp32")
     assert (estimated.code, estimated.out.startswith("Does not fit on t4")) == (0, True)
     assert (fitted.code, fitted.out.startswith("No: batch 8,192")) == (1, True)
+    words = ("fit", "bert-tiny", "--budget", "200MiB", "--device", "cuda", "--seq", "512", "--batch", "2")
+    costs = [row["cost"] for row in cli(*words, "--format", "json").json["rows"]]
+    least = min(cost["gpu_bytes"] - cost["limit_bytes"] for cost in costs)
+    assert f"needs {bytes_text(least)} more" in cli(*words).out.splitlines()[0]
+
+
+def test_two_families_are_not_compared_as_one_class(cli):
+    assert cli("diff", "bert-tiny", "distilgpt2").out.endswith("bertscope count bert-tiny distilgpt2\n")
 
 
 def test_an_evaluation_that_does_not_fit_is_told_to_take_smaller_batches_and_then_fits(cli):

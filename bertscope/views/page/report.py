@@ -120,7 +120,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
     else:
         answer, heading, assumption = question.answer, fit_words.verdict(question), assumed(fit)
         ways = [(row, fit_words.way(row.precision, row.checkpointing)) for row in fit.rows]
-        fitting = (f"{count_text(row.batch) if row.fits else 'none'} with {way}" for row, way in ways)
+        fitting = (f"{count_text(row.batch) if row.fits else 'none'} in {way}" for row, way in ways)
         rows.insert(0, ("Largest batch", ["; ".join(fitting)]))
     rows.append(("Assumed", [assumption]))
     size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"

@@ -63,8 +63,8 @@ const memory = (chart, svg, width, height) => {
     const first = Math.max(at(start), left), last = Math.min(at(end + 1), left + room), y = 14 + 30 * row;
     if (start > from) put(svg, "line", { class: "phase", x1: first, x2: first, y1: y - 10, y2: top + tall });
     const side = isAtEnd ? { x: last - 3, "text-anchor": "end" } : { x: first + 3 };
-    put(svg, "text", { ...side, y, class: "strong" }, name);
-    put(svg, "text", { ...side, y: y + 14 }, size);
+    put(svg, "text", { ...side, y, class: "strong halo" }, name);
+    put(svg, "text", { ...side, y: y + 14, class: "halo" }, size);
   }
   if (peak[0] >= from && peak[0] < to) {
     const step = chosen.indexOf(peak[0]), x = (edge(step) + edge(step + 1)) / 2, y = place(chart.totals[peak[0]]);
