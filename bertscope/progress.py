@@ -56,12 +56,7 @@ def notify(text: str) -> None:
 def progress(text: str) -> None:
     """Report what runs now; inside a stage it is a detail."""
     if (listener := _listener.get()) is not None:
-        listener(detailed(_stage.get(), text) if _stage.get() else text)
-
-
-def detailed(name: str, text: str) -> str:
-    """Return a stage with a detail."""
-    return f"{name}: {text}"
+        listener(f"{_stage.get()}: {text}" if _stage.get() else text)
 
 
 def stage(name: str) -> AbstractContextManager[None]:

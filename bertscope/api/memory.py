@@ -301,7 +301,7 @@ def _profile_module(request: Request, tensors: Any, name: str | None) -> MemoryR
     else:
         request = requests.of_module(request)
         records = requests.module_records(request, module)
-    run_config, _, measurement, _ = records
+    run_config, _, measurement = records
     device = profiler_run.device_of(run_config)
     if tensors is None:
         tensors = real_inputs(module, run_config, device)
@@ -320,9 +320,9 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
         raise request.error("profile shares the work among real ranks: give their number, such as {nproc} 2", "nproc")
     points = requests.resolved(request, source)
     runs = [run for run, *_ in points]
-    _, _, measurement, launch = points[0]
-    ranks, wants_calibration = launch.nproc or 1, "calibration" in (request.wants or ())
-    if wants_calibration and (runs[0].device != CUDA or launch.nproc is not None):
+    _, _, measurement = points[0]
+    ranks, wants_calibration = measurement.nproc or 1, "calibration" in (request.wants or ())
+    if wants_calibration and (runs[0].device != CUDA or measurement.nproc is not None):
         raise request.error("--save measures a CUDA GPU in one process: give {device} cuda, and no {nproc}", "device")
     if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
         raise request.error(
@@ -341,7 +341,7 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
         seed=measurement.seed,
         memory_limit_bytes=measurement.memory_limit,
         wants_calibration=wants_calibration,
-        launch=profile_job.RankLaunch(timeout_seconds=measurement.timeout, nproc=ranks) if launch.nproc else None,
+        launch=profile_job.RankLaunch(nproc=ranks, timeout_seconds=measurement.timeout) if measurement.nproc else None,
     )
     jobs = [first, *(replace(first, run_config=run_config, other_run=runs[0]) for run_config in runs[1:])]
     jobs[-1] = replace(jobs[-1], wants_snapshot="snapshot" in (request.wants or ()))

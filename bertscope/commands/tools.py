@@ -15,15 +15,8 @@ from bertscope.files import MAX_YAML_BYTES, read_yaml, write_file
 from bertscope.reports import json as report_json
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import CheckReport
+from bertscope.sources import expectation_files as expectations
 from bertscope.sources.bert import config_members, preset_paths, read_preset
-from bertscope.sources.expectation_files import (
-    ExpectedModel,
-    files_to_check,
-    is_expectation_file,
-    of_model,
-    read_expectation_file,
-    with_expected,
-)
 from bertscope.units import counted, json_text
 
 _SHOWN = 12  # files that a note names
@@ -101,7 +94,9 @@ def _names(call: CommandLine) -> list[str]:
 
 
 def _update(changes: dict[Path, dict[str, Any]]) -> None:
-    texts = {path: with_expected(path, values) for path, values in changes.items()}  # all of them, or none is written
+    texts = {
+        path: expectations.with_expected(path, values) for path, values in changes.items()
+    }  # all of them, or none is written
     for path, values in changes.items():
         write_file(path, texts[path])
         note(f"updated {path}: {', '.join(values)}")
@@ -121,7 +116,7 @@ def _updated(report: CheckReport) -> str:
 
 def _collect_after_torch(names: list[str]) -> None:
     """Import torch, then enable garbage collection except for its objects: runs leave cycles behind."""
-    if all(map(os.path.isdir, files_to_check(names))):
+    if all(map(os.path.isdir, expectations.files_to_check(names))):
         return  # nothing can be counted
     from bertscope.analyses import params  # noqa: F401
 
@@ -136,14 +131,14 @@ def _record(call: CommandLine) -> None:
     if call.fmt != "text" or str(path).startswith("-"):
         raise SourceError("--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart")
     if path.suffix == ".json":
-        raise SourceError(f"{path} is a model; {of_model(path)}")
+        raise SourceError(f"{path} is a model; {expectations.of_model(path)}")
     if not path.exists():
         raise SourceError(f"No such file: {path}; write 'model: bert-base-uncased' or another into it first")
-    if is_expectation_file(path):
-        model = read_expectation_file(path, allow_code=call.allow_code)
+    if expectations.is_expectation_file(path):
+        model = expectations.read_expectation_file(path, allow_code=call.allow_code)
     else:
         preset = read_preset(path)
-        model = ExpectedModel(name=preset.name, source=preset, path=path, expected=preset.expected)
+        model = expectations.ExpectedModel(name=preset.name, source=preset, path=path, expected=preset.expected)
     if model.expected:
         raise SourceError(
             f"expects {len(model.expected)} things already; 'bertscope check --update {path}' rewrites their values",

@@ -14,7 +14,7 @@ from bertscope.errors import one_line
 from bertscope.measure.profile_job import Job, Sent, available_bytes, read_message
 from bertscope.measure.watch import DIED, RanksWatch
 from bertscope.processes.child import ENDED, ERROR, Child, ForkedChild, Worker, starting
-from bertscope.progress import detailed, expect, progress
+from bertscope.progress import expect, progress
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import MemoryReport, Variant
 from bertscope.reports.step import StepCost
@@ -141,7 +141,7 @@ class _Child:
         self.sent.stage = f"timing step {number + 1} of {steps}"
         rest = (steps - number) * sum(seconds)
         left = f"{self.sent.stage}{f', about {rest:.0f} s left' if rest >= 1 else ''}"
-        shown = detailed(*((left, self.name) if self.is_in_turn else (self.name, left)))
+        shown = f"{left}: {self.name}" if self.is_in_turn else f"{self.name}: {left}"
         self._ask("step", "seconds", shown)
 
     def _ask(self, line: str, answer: str, shown: str = "") -> None:
@@ -163,7 +163,7 @@ class _Child:
                 if not is_answered and time.monotonic() > deadline and self.problem is None:
                     self.problem = self._late
                 if self.problem is None:
-                    progress(shown or detailed(self.name, self.sent.stage))
+                    progress(shown or f"{self.name}: {self.sent.stage}")
         except KeyboardInterrupt:
             self.problem = INTERRUPTED
         if self.problem is not None:
@@ -234,7 +234,7 @@ class _Ranks(_Child):
                 if failure := watch.failure(self._late if time.monotonic() > deadline else None):
                     self.who, self.sent.stage, self.problem = failure
                 else:
-                    progress(detailed(self.name, self.sent.stage))
+                    progress(f"{self.name}: {self.sent.stage}")
         except KeyboardInterrupt:
             self.problem = INTERRUPTED
         finally:

@@ -21,7 +21,7 @@ from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import STEP_END, ModelStep, meta_inputs, run_model
 from bertscope.memory.summary import host_cost
 from bertscope.reports.memory import OPTIMIZER
-from bertscope.reports.step import StepTime, TimeRange, copy_time
+from bertscope.reports.step import StepTime, TimeRange
 from bertscope.reports.tool import COPY, CalibrationReport, CardWork
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import FREED, TRAINING, RunConfig
@@ -127,7 +127,7 @@ class Timer:
         if self.calibration is None:
             plain = run_config.changed(checkpointing=NONE, offload_activations=False)
             span = data_sheet_seconds(simulator.source, run_config, simulator.trace(plain).saved_bytes, self.gpu)
-            time = StepTime(step=span.plus(copy_time(copied_bytes))) if span else None
+            time = StepTime(step=span.plus(TimeRange.of_copies(copied_bytes))) if span else None
         elif (rates := rates_of(self.calibration)) and not copied_bytes:  # a calibration measures no copies
             time = predicted(simulator.source, run_config, rates, self.gpu)
         if time is None or not self.sequences:

@@ -62,6 +62,10 @@ class ByteRange(Record):
     high_bytes: int = 0
 
 
+# Bytes per second of copies from pinned memory, as nvbandwidth measures them: PCIe 3.0 (T4) and 5.0 (H100), 16 lanes.
+_SLOWEST_COPY, _FASTEST_COPY = 12e9, 55e9
+
+
 class TimeRange(Record):
     """A time's range; both ends are equal for one that a calibration predicts."""
 
@@ -77,14 +81,10 @@ class TimeRange(Record):
         """Return the time of that many steps."""
         return TimeRange(low_seconds=count * self.low_seconds, high_seconds=count * self.high_seconds)
 
-
-# Bytes per second of copies from pinned memory, as nvbandwidth measures them: PCIe 3.0 (T4) and 5.0 (H100), 16 lanes.
-_SLOWEST_COPY, _FASTEST_COPY = 12e9, 55e9
-
-
-def copy_time(copied_bytes: int) -> TimeRange:
-    """Return the time in which that many bytes are copied between GPU and host."""
-    return TimeRange(low_seconds=copied_bytes / _FASTEST_COPY, high_seconds=copied_bytes / _SLOWEST_COPY)
+    @classmethod
+    def of_copies(cls, copied_bytes: int) -> TimeRange:
+        """Return the time in which that many bytes are copied between GPU and host."""
+        return cls(low_seconds=copied_bytes / _FASTEST_COPY, high_seconds=copied_bytes / _SLOWEST_COPY)
 
 
 class StepTime(Record):

@@ -14,16 +14,9 @@ from operator import eq, ne, not_
 from typing import Any, NamedTuple
 
 from bertscope.gpus import GPUS, find_gpu, typed_prices
+from bertscope.settings import checkpointing as strategies
 from bertscope.settings import training
-from bertscope.settings.checkpointing import (
-    CHEAPEST_FIRST,
-    COMPARED,
-    EXAMPLE_STRATEGIES,
-    NONE,
-    Checkpointing,
-    split_strategies,
-    takes_reentrant,
-)
+from bertscope.settings.checkpointing import COMPARED, NONE
 from bertscope.settings.parallelism import ONE_PROCESS, SINGLE, STRATEGIES, ZERO1, Parallelism
 from bertscope.settings.rows import RULES, CodeObject, Row, Rule, Settings, is_code, row, rows
 from bertscope.settings.training import ADAMW, LOSSES, MODEL, NO_OPTIMIZER, OPTIMIZERS, loss_parts, losses_with, takers
@@ -59,7 +52,7 @@ _ON_HOST = [name for name, row in OPTIMIZERS.items() if row.host_state and not r
 
 
 def _strategy(text: str) -> str:
-    Checkpointing.parse(text)
+    strategies.Checkpointing.parse(text)
     return text
 
 
@@ -210,14 +203,15 @@ class RunConfig(Settings):
         concerns={"eval_batch": bool, "loss": partial(eq, MODEL), "loss_chunks": not_},
     )
     checkpointing: str = row(
-        NONE, "Activation checkpointing, such as full or selective.", section="common", choices=EXAMPLE_STRATEGIES,
-        convert=_strategy, split=split_strategies, metavar="STRATEGY", bare=COMPARED, concerns=_WITH_GRADIENTS,
-        text="checkpointing {}", of_modules=False,
+        NONE, "Activation checkpointing, such as full or selective.", section="common", convert=_strategy,
+        choices=strategies.EXAMPLE_STRATEGIES, split=strategies.split_strategies, metavar="STRATEGY", bare=COMPARED,
+        concerns=_WITH_GRADIENTS, text="checkpointing {}", of_modules=False,
         trainer=dict.fromkeys(("activation_checkpointing", "gradient_checkpointing"), training.recomputes),
     )
     reentrant: bool = row(
-        False, "Use reentrant checkpointing (use_reentrant=True).", concerns={"checkpointing": takes_reentrant},
-        of_modules=False, trainer={f"{name}_checkpointing{end}": rule for name in ("activation", "gradient")
+        False, "Use reentrant checkpointing (use_reentrant=True).", of_modules=False,
+        concerns={"checkpointing": strategies.takes_reentrant},
+        trainer={f"{name}_checkpointing{end}": rule for name in ("activation", "gradient")
         for end, rule in (("", training.is_reentrant), ("_kwargs", training.reentrant_keyword))},
     )
     offload_activations: bool = row(
@@ -431,20 +425,15 @@ class Measurement(Settings):
     timeout: float = row(
         600.0, "The time limit of each phase, in seconds.", section="measurement", low=1, metavar="SECONDS"
     )
+    nproc: int | None = row(
+        None, "Run and measure N real ranks on this machine.", section="measurement", kind=int, low=1, below=1025,
+        metavar="N", implies={"world_size": lambda ranks, values: ranks},
+    )
 
 
 def timed_steps(steps: int | None, seconds: Iterable[float]) -> int:
     """Return how many steps to time: as requested, or 2 to 10 if a step takes `seconds` in each child."""
     return min(max(int(_TIMED_SECONDS / max(sum(seconds), 1e-9)), 2), 10) if steps is None else steps
-
-
-class Launch(Settings):
-    """The real ranks that run a step."""
-
-    nproc: int | None = row(
-        None, "Run and measure N real ranks on this machine.", section="measurement", kind=int, low=1, below=1025,
-        metavar="N", implies={"world_size": lambda ranks, values: ranks},
-    )
 
 
 class DryRun(Settings):
@@ -488,7 +477,7 @@ OF_FLOPS = (
 # The settings of a script's run that its code does not decide.
 OF_CARD = ("gpu", "budget", "context", "margin", "expandable_segments")
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)
-MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement, Launch)
+MEASURED: tuple[type[Settings], ...] = (RunConfig, Limit, Measurement)
 RAN: tuple[type[Settings], ...] = (RunConfig, Limit, DryRun)
 SWEPT: tuple[type[Settings], ...] = (GridModel, RunConfig, Limit)
 SETTINGS = rows(*ESTIMATED)
@@ -514,7 +503,7 @@ _BATCH = {"batch": 8}  # checkpointing pays from batch 4 on
 _TIME = ("time", "sequences", "price")
 _FIT = Question(compared=("seq", "precision", "checkpointing", "gpu"), usual={
     "precision": "fp32 and autocast-bf16, on GPUs before Ampere autocast-fp16",
-    "checkpointing": f"{CHEAPEST_FIRST}, or those that the model takes",
+    "checkpointing": f"{strategies.CHEAPEST_FIRST}, or those that the model takes",
 })  # fmt: skip
 QUESTIONS = {
     "estimate": Question(_BATCH, ("checkpointing",), ("budget",)),

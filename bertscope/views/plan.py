@@ -165,7 +165,7 @@ def columns(report: PlanReport) -> list[Column]:
         Column("recomputed", share, values("recompute_share"), right=True, is_wide=2 * has_changes),
         csv_only({"changes": lambda row: _options(row.changes) or "-"} | values("recompute_moved_bytes")),
         step.parts_csv(),
-    ]  # fmt: skip
+    ]
 
 
 def _changed(row: PlanRow) -> str:

@@ -13,18 +13,7 @@ from typing import Any
 from bertscope.errors import named, one_line
 from bertscope.reports.base import PYTHON_ONLY
 from bertscope.reports.memory import EVALUATING, Variant
-from bertscope.reports.step import (
-    NO,
-    UNCERTAIN,
-    YES,
-    ByteRange,
-    PhasePeak,
-    RunHistory,
-    StepCost,
-    StepTime,
-    TimeRange,
-    copy_time,
-)
+from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, RunHistory, StepCost, StepTime, TimeRange
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
@@ -104,7 +93,7 @@ def verdict_text(cost: StepCost) -> str:
 
 def copied_text(size: int) -> str:
     """Return copies between GPU and host with their time: `3.20 GiB (58 to 270 ms)`."""
-    return f"{bytes_text(size)} ({time_text(copy_time(size))})"
+    return f"{bytes_text(size)} ({time_text(TimeRange.of_copies(size))})"
 
 
 PEAK = "peak"  # the title of a column

@@ -6,17 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from bertscope.errors import one_line
-from bertscope.reports.tool import (
-    COPY,
-    CalibrationReport,
-    CalibrationStep,
-    CheckReport,
-    DoctorReport,
-    Finding,
-    PresetRow,
-    PresetsReport,
-    PrintReport,
-)
+from bertscope.reports import tool as reports
 from bertscope.units import bytes_text, count_text, counted, html_text
 from bertscope.views.columns import Column, attribute, csv_only, number, values
 from bertscope.views.console import Target, command_text, painted
@@ -27,14 +17,14 @@ EXPECTATIONS = (".bertscope.yaml", ".bertscope.yml")  # the ends of files' names
 # ---- check: every expectation, for people, for GitHub's annotations, as JUnit, and as a table ----
 
 
-def line(finding: Finding) -> str:
+def line(finding: reports.Finding) -> str:
     """Return one finding as `file:line: model: message`."""
     if finding.status == "error":
         return one_line(finding.message)
     return one_line(f"{finding.path}:{finding.line}: {finding.model}: {finding.message}")
 
 
-def _failures(report: CheckReport, target: Target = Target()) -> str:  # noqa: B008  it is frozen
+def _failures(report: reports.CheckReport, target: Target = Target()) -> str:  # noqa: B008  it is frozen
     # Files that could not be checked are not data: they go to stderr, by the command, and nothing else if all do.
     if report.findings and len(report.having("error")) == len(report.findings):
         return ""
@@ -49,13 +39,13 @@ def _failures(report: CheckReport, target: Target = Target()) -> str:  # noqa: B
     return f"{text}\nNext: accept the new values, if they are intended\n  {command}\n" if command else text
 
 
-def _summary(report: CheckReport) -> str:
+def _summary(report: reports.CheckReport) -> str:
     passed, failed, errors = (len(report.having(status)) for status in ("passed", "failed", "error"))
     unread = f", {errors} could not be checked" if errors else ""
     return f"{counted(report.files, 'file')}: {counted(passed, 'expectation')} passed, {failed} failed{unread}\n"
 
 
-def _github(report: CheckReport) -> str:
+def _github(report: reports.CheckReport) -> str:
     def escaped(value: str) -> str:
         return one_line(value).replace("%", "%25")
 
@@ -68,7 +58,7 @@ def _github(report: CheckReport) -> str:
     return text + _summary(report)
 
 
-def _junit(report: CheckReport) -> str:
+def _junit(report: reports.CheckReport) -> str:
     def escaped(value: str) -> str:
         return html_text(one_line(value))  # without what XML 1.0 cannot hold: controls, surrogates, non-characters
 
@@ -88,11 +78,11 @@ def _value(value: int | str) -> str:
     return count_text(value) if isinstance(value, int) else one_line(value)
 
 
-def _is_wrong(finding: Finding) -> bool:
+def _is_wrong(finding: reports.Finding) -> bool:
     return finding.status != "passed"
 
 
-def _findings(report: CheckReport, target: Target | None) -> list[Table]:
+def _findings(report: reports.CheckReport, target: Target | None) -> list[Table]:
     columns = [
         attribute("", "status", text={"passed": "ok", "failed": "FAILED", "error": "ERROR"}.__getitem__),
         attribute("model", "model", text=partial(one_line, limit=120)),
@@ -133,9 +123,9 @@ _PRESET = (
 )
 
 
-def _by_class(report: PresetsReport, target: Target | None) -> list[Table]:
+def _by_class(report: reports.PresetsReport, target: Target | None) -> list[Table]:
     """Return a table for each class: next to the names 80 columns have no room for it."""
-    classes: dict[str, list[PresetRow]] = {}
+    classes: dict[str, list[reports.PresetRow]] = {}
     for row in report.rows:
         classes.setdefault(row.architecture, []).append(row)
     return [Table((attribute(name, "name"), *_PRESET), classes[name]) for name in sorted(classes)]
@@ -167,7 +157,7 @@ schemas = View(
 )
 
 
-def _text(report: PrintReport, target: Target | None = None) -> str:
+def _text(report: reports.PrintReport, target: Target | None = None) -> str:
     return report.text
 
 
@@ -191,7 +181,7 @@ _DEVICES = (
 )
 
 
-def _environment(report: DoctorReport, target: Target | None = None) -> Iterator[tuple[str, str]]:
+def _environment(report: reports.DoctorReport, target: Target | None = None) -> Iterator[tuple[str, str]]:
     cache = f"none: {report.no_cache}"
     if report.cache_path:
         cache = f"{report.cache_files:,} results, {bytes_text(report.cache_bytes)}, in {report.cache_path}"
@@ -207,7 +197,7 @@ def _environment(report: DoctorReport, target: Target | None = None) -> Iterator
         yield name, one_line(text)
 
 
-def _installed(report: DoctorReport, target: Target | None) -> list[Table]:
+def _installed(report: reports.DoctorReport, target: Target | None) -> list[Table]:
     """Return the packages and the devices; a terminal has the remedies below them, and not in a wide column."""
     has_column = target is None and any(row.remedy for row in report.packages)
     columns = (*_PACKAGES, *[attribute("to install", "remedy")] * has_column)
@@ -233,7 +223,7 @@ doctor = View(
 # ---- the calibration of a GPU ----
 
 
-def _error(name: str, row: CalibrationStep) -> str:
+def _error(name: str, row: reports.CalibrationStep) -> str:
     estimated = getattr(row, f"estimated_{name}_bytes")
     return "" if estimated is None else f"{100 * (estimated / getattr(row, f'{name}_bytes') - 1):+.2f} %"
 
@@ -249,13 +239,16 @@ _STEPS = (
 )
 
 
-def _gpu(report: CalibrationReport, target: Target | None) -> Iterator[tuple[str, str]]:
+def _gpu(report: reports.CalibrationReport, target: Target | None) -> Iterator[tuple[str, str]]:
     machine = report.machine
     yield "GPU", one_line(f"{machine.gpu}, {bytes_text(machine.memory_bytes)}")
     versions = f"torch {machine.torch_version}, bertscope {machine.bertscope_version}"
     yield "versions", one_line(f"driver {machine.driver or 'unknown'}, {versions}; {machine.date}")
     for name, rate in report.rates.items():
-        yield one_line(f"rate {name}"), f"{rate / 1e9:,.0f} GB/s" if name == COPY else f"{rate / 1e12:,.1f} TFLOP/s"
+        yield (
+            one_line(f"rate {name}"),
+            f"{rate / 1e9:,.0f} GB/s" if name == reports.COPY else f"{rate / 1e12:,.1f} TFLOP/s",
+        )
 
 
 calibration = View(columns=_STEPS, rows="steps", lines=_gpu)
