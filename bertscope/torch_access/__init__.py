@@ -293,6 +293,9 @@ def active_fake_mode() -> Any:
 
 def fake_tensor_as(like: Any, shape: Any, stride: Any, dtype: Any, offset: int, *, shares: bool) -> Any:
     """Return a tensor of that layout, fake or on meta as another one is, in its storage or another."""
+    if shares and torch.is_inference_mode_enabled() and not like.is_inference():
+        with torch.inference_mode(False):  # where a view of an ordinary tensor is ordinary too
+            return fake_tensor_as(like, shape, stride, dtype, offset, shares=shares)
     with torch._C._DisableTorchDispatch():
         if shares:
             layout = _on_meta(like, shape, stride, dtype, offset)

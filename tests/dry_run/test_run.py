@@ -141,6 +141,8 @@ assert all(tensor.is_cuda for tensor in moved)
 again = pickle.loads(pickle.dumps(model))
 assert isinstance(again[0].weight, torch.nn.Parameter) and again[0].weight.is_cuda
 assert torch.equal(pickle.loads(pickle.dumps(torch.ones(2))), torch.ones(2))
+with torch.inference_mode():
+    assert not moved[0][None].is_inference() and (moved[0] + 1)[None].is_inference()
 held = torch.cuda.memory_allocated()
 torch.save({"saved": torch.ones(2**20).cuda()}, "saved.pt")
 assert torch.cuda.memory_allocated() == held
