@@ -16,12 +16,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from bertscope.commands.exit_codes import failure, is_debug
+from bertscope.commands.exit_codes import failure
 from bertscope.commands.options import INPUTS, option_row, parameters
 from bertscope.commands.table import COMMANDS, Command
 from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
 from bertscope.files import check_writable, write_file
+from bertscope.processes.signals import is_debug
 from bertscope.progress import listening
 from bertscope.reports.base import UNCOUNTED
 from bertscope.settings.generate import option_words

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from bertscope.errors import SourceError, one_line, told
-from bertscope.processes.signals import Leave, catch, received
+from bertscope.processes.signals import Leave, catch, is_debug, received
 
 INTERNAL, HANGUP, INTERRUPT, READER_GONE, TERMINATED = 70, 129, 130, 141, 143
 EXIT_CODES = {
@@ -79,11 +79,6 @@ def form_of_option(name: str) -> str:
 
         return generate.option_form(name)
     return name
-
-
-def is_debug() -> bool:
-    """Return True if tracebacks are wanted: by --debug, even before it is parsed, or by BERTSCOPE_DEBUG."""
-    return os.environ.get("BERTSCOPE_DEBUG", "0") not in ("", "0") or "--debug" in sys.argv[1:]
 
 
 def complain(message: str, code: int, where: str = "") -> int:

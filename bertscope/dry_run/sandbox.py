@@ -43,14 +43,10 @@ _MOST_PROCESSES, _SECONDS = 100 + 4 * (os.cpu_count() or 1), 0.05  # and the tim
 _MOST_WRITTEN = "8g"  # bytes that a script may write, all files together
 
 
-class Refused(OSError):
-    """The system does not allow these namespaces."""
-
-
 def _call(result: int, what: str) -> None:
     if result < 0:
         number = ctypes.get_errno()
-        raise Refused(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
@@ -69,11 +65,11 @@ def _make_read_only(path: str) -> None:
 def enter(folder: str, *, network: bool = False) -> None:
     """Put this process and those that it starts into the sandbox; `folder` is an empty one, for the mounts.
 
-    The process that returns is a child of the one that calls, which waits for it and ends as it does. Raises Refused
+    The process that returns is a child of the one that calls, which waits for it and ends as it does. Raises OSError
     where the system does not allow it; nothing has changed then, but for the process's user namespace.
     """
     if sys.platform != "linux":
-        raise Refused(0, "it needs Linux")
+        raise OSError(0, "it needs Linux")
     user, group = os.getuid(), os.getgid()
     spaces = sum(value for name, value in _NEW.items() if name != "network" or not network)
     _call(_LIBRARY.unshare(spaces), "namespaces")
@@ -85,7 +81,7 @@ def enter(folder: str, *, network: bool = False) -> None:
         with os.fdopen(ready, "rb") as pipe:
             if reason := pipe.read():
                 os.waitpid(child, 0)
-                raise Refused(0, reason.decode(errors="replace"))
+                raise OSError(0, reason.decode(errors="replace"))
         _wait_and_leave(child)
     try:
         os.close(ready)

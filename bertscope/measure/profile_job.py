@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from bertscope.processes.child import ERROR, read_error
 from bertscope.reports.base import Subject
 from bertscope.reports.json import typed
 from bertscope.reports.memory import BreakEven, Memory, ProcessMemory, RankRow, Timing, TrafficRow
@@ -102,8 +101,6 @@ MESSAGES: dict[str, Any] = {  # kind -> type of its content
 
 def read_message(line: bytes) -> tuple[str, Any]:
     """Return the kind and the content of a message; raises an error for any other line."""
-    if (error := read_error(line)) is not None:
-        return ERROR, error
     kind, content = json.loads(line)
     return kind, typed(MESSAGES[kind], content, kind)
 

@@ -286,7 +286,7 @@ def _watch(run: Callable[[], None], files: list[int], server: int) -> None:
     pid = os.fork()
     if not pid:
         die_with_parent(watcher)
-        run_and_end(partial(_be_child, run, files))
+        _be_child(run, files)
     with suppress(OSError):  # the parent has closed its end
         os.write(files[3], struct.pack("i", pid))
     for descriptor in files[:3]:
@@ -302,20 +302,16 @@ def _watch(run: Callable[[], None], files: list[int], server: int) -> None:
     os._exit(0)
 
 
-def _be_child(run: Callable[[], None], files: list[int]) -> None:
-    os.setsid()
-    os.close(files[3])
-    for number, descriptor in enumerate(files[:3]):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    sys.stdin = os.fdopen(0, "r")
-    run()
-
-
-def run_and_end(run: Callable[[], Any]) -> NoReturn:
+def _be_child(run: Callable[[], None], files: list[int]) -> NoReturn:
     """Run a function and end this fork: with 0, the code of an exit, or 1 after another error's traceback."""
     code = 1
     try:
+        os.setsid()
+        os.close(files[3])
+        for number, descriptor in enumerate(files[:3]):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        sys.stdin = os.fdopen(0, "r")
         run()
         code = 0
     except SystemExit as error:
@@ -338,15 +334,6 @@ Inbox = queue.Queue[tuple["Worker", str, Any]]
 
 
 # ---- the supervisor: messages in both directions, a deadline, and the end in words ----
-
-
-def read_error(line: bytes) -> BertscopeError | None:
-    """Return the error whose message (`child.error_message`) the line is; None for another line."""
-    if not line.startswith(_ERROR_START):
-        return None
-    text, where, exit_code = json.loads(line)[1]
-    kind = WorkerError if exit_code == WorkerError.exit_code else SelectionError
-    return kind(str(text), where=str(where))
 
 
 class Worker:
@@ -400,8 +387,11 @@ class Worker:
 
     def _message(self, line: bytes) -> Message:
         try:
-            error = read_error(line)
-            return self.read(line) if error is None else (ERROR, error)
+            if not line.startswith(_ERROR_START):
+                return self.read(line)
+            text, where, exit_code = json.loads(line)[1]  # of `error_message`
+            kind = WorkerError if exit_code == WorkerError.exit_code else SelectionError
+            return ERROR, kind(str(text), where=str(where))
         except (ValueError, KeyError, TypeError, RecursionError, BertscopeError):
             shown = one_line(line[:100].decode(errors="replace").strip(), limit=80)
             return GARBLED, f"printed {shown!r} where its parent expected a message"

@@ -75,9 +75,14 @@ def _end(number: int) -> None:
     raise Leave(128 + number)
 
 
+def is_debug() -> bool:
+    """Return True if tracebacks are wanted: by --debug, even before it is parsed, or by BERTSCOPE_DEBUG."""
+    return os.environ.get("BERTSCOPE_DEBUG", "0") not in ("", "0") or "--debug" in sys.argv[1:]
+
+
 def _ignored(what: Any) -> None:
     """Send a signal again that arrived during a destructor or callback, where Python drops exceptions."""
-    if os.environ.get("BERTSCOPE_DEBUG", "0") not in ("", "0") or "--debug" in sys.argv[1:]:
+    if is_debug():
         sys.__unraisablehook__(what)
     if received and isinstance(what.exc_value, (KeyboardInterrupt, Leave)):
         import threading

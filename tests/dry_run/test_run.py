@@ -599,7 +599,7 @@ def test_a_script_with_too_many_processes_ends_with_all_of_them(script, monkeypa
 @pytest.mark.usefixtures("as_the_program_starts_it")
 def test_without_namespaces_the_run_is_refused_unless_it_is_asked_for(script, monkeypatch, tmp_path, cli):
     name = script(STEP + "torch.save(model.state_dict(), 'model.pt')\nfor _ in range(3): step(4)\n")
-    lost = "def refused(*_, **__): raise sandbox.Refused(1, 'no namespaces')\nsandbox.enter = refused"
+    lost = "def refused(*_, **__): raise OSError(1, 'no namespaces')\nsandbox.enter = refused"
     monkeypatch.setattr("bertscope.processes.child.child_command", started(lost))
     refused = cli("run", name)
     assert (refused.code, "--no-sandbox" in refused.err, refused.out) == (3, True, "")
