@@ -351,7 +351,7 @@ class RunConfig(Settings):
         row = OPTIMIZERS.get(self.optimizer)
         implementation = self.optimizer_implementation
         if implementation == "default" and self.device == CUDA and row and not self.offload_optimizer:
-            is_foreach = row.foreach_on_cuda and self.torch_version >= FOREACH_FROM
+            is_foreach = row.in_torch and row.foreach_on_cuda and self.torch_version >= FOREACH_FROM
             implementation = "fused" if row.is_kernel_on_cuda else "foreach" if is_foreach else "default"
         chosen = {name: getattr(self, name) for name in (row.takes if row else ()) if getattr(self, name)}
         return training.IMPLEMENTATIONS[implementation] | chosen

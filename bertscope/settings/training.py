@@ -22,8 +22,7 @@ class Optimizer(Record):
     """An optimizer: its class, its implementations, and its state between steps."""
 
     class_name: str  # in torch.optim
-    in_torch: bool = True  # else the class is in memory/optimizers.py
-    foreach: bool = True
+    in_torch: bool = True  # with a foreach implementation; else the class is in memory/optimizers.py
     fused: bool = True
     foreach_on_cuda: bool = True  # torch's default there; on a CPU it is the for-loop
     is_kernel_on_cuda: bool = False  # which allocates nothing, as a fused one
@@ -35,7 +34,7 @@ class Optimizer(Record):
 
     def has(self, implementation: str) -> bool:
         """Return True if the optimizer has that implementation."""
-        return {"foreach": self.foreach, "fused": self.fused}.get(implementation, True)
+        return {"foreach": self.in_torch, "fused": self.fused}.get(implementation, True)
 
 
 ADAMW = "adamw"  # the default
@@ -76,25 +75,18 @@ OPTIMIZERS = {
     ),
     "radam": Optimizer(class_name="RAdam", fused=False, state=_ADAM_STATE, takes=("weight_decay",)),
     "rprop": Optimizer(class_name="Rprop", fused=False, state=("step", "prev", "step_size")),
-    "lamb": Optimizer(
-        class_name="Lamb", in_torch=False, foreach=False, foreach_on_cuda=False, state=("exp_avg", "exp_avg_sq"),
-    ),
-    "lion": Optimizer(
-        class_name="Lion", in_torch=False, foreach=False, foreach_on_cuda=False, state=("exp_avg",),
-        trainer={"lion_32bit": "fused"},
-    ),
+    "lamb": Optimizer(class_name="Lamb", in_torch=False, state=("exp_avg", "exp_avg_sq")),
+    "lion": Optimizer(class_name="Lion", in_torch=False, state=("exp_avg",), trainer={"lion_32bit": "fused"}),
     "adamw-8bit": Optimizer(
-        class_name="AdamW8bit", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
-        is_kernel_on_cuda=True,
-        state=("state1", "state2"),
+        class_name="AdamW8bit", in_torch=False, fused=False, is_kernel_on_cuda=True, state=("state1", "state2"),
         trainer={"adamw_bnb_8bit": "default", "adamw_8bit": "default", "paged_adamw_8bit": "default"},
     ),
     "adamw-transformers": Optimizer(
-        class_name="TransformersAdamW", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
-        state=("exp_avg", "exp_avg_sq"), trainer={"adamw_hf": "default"},
+        class_name="TransformersAdamW", in_torch=False, fused=False, state=("exp_avg", "exp_avg_sq"),
+        trainer={"adamw_hf": "default"},
     ),
     "adafactor-transformers": Optimizer(
-        class_name="TransformersAdafactor", in_torch=False, foreach=False, fused=False, foreach_on_cuda=False,
+        class_name="TransformersAdafactor", in_torch=False, fused=False,
         state=("exp_avg_sq_row", "exp_avg_sq_col"), trainer={"adafactor": "default"},
     ),
 }  # fmt: skip
