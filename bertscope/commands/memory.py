@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bertscope
+from bertscope.calibrations import with_saved
 from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, write
 from bertscope.commands.exit_codes import INTERRUPT
 from bertscope.errors import SelectionError, SourceError
@@ -20,7 +20,6 @@ from bertscope.settings.run_config import SWEPT
 
 if TYPE_CHECKING:
     from bertscope.reports.memory import LengthsReport, MemoryReport
-    from bertscope.reports.tool import CalibrationReport
 
 
 def _check_timeline(call: CommandLine) -> None:
@@ -87,12 +86,6 @@ def estimate(call: CommandLine) -> None:
         write_file(call.snapshot, extras[0]["snapshot"])
 
 
-def _saved(calibration: CalibrationReport, path: Path) -> str:
-    from bertscope.calibrations import with_saved
-
-    return with_saved(calibration, path).to_json()
-
-
 def profile(call: CommandLine) -> int:
     """Measure the real step; the table is first, and an output that fails does not prevent the others."""
     from bertscope.measure.profile import INTERRUPTED
@@ -108,7 +101,9 @@ def profile(call: CommandLine) -> int:
     failed = [variant for variant in report.variants if variant.failure]
     with ExitStack() as outputs:  # in the reverse order, each though another fails
         if (calibration := extras.get("calibration")) is not None:
-            outputs.callback(_write, call.save, partial(_saved, calibration), "the calibration is")
+            outputs.callback(
+                _write, call.save, lambda path: with_saved(calibration, path).to_json(), "the calibration is"
+            )
         if is_shown:
             outputs.callback(_write_timeline, call, report)
         if extras.get("snapshot") is not None:

@@ -67,10 +67,6 @@ def _columns() -> Row:
                 concerns={"style": partial(eq, "torchinfo")})  # fmt: skip
 
 
-def _models() -> list[str]:
-    return list(preset_paths())
-
-
 def _kinds() -> list[str]:
     from bertscope.reports.json import report_classes
 
@@ -82,7 +78,7 @@ _NO_TORCHINFO, _NO_TORCH = {"style": partial(ne, "torchinfo")}, {"style": partia
 _WITH_FORMATS = {**_NO_TORCHINFO, "interactive": not_}
 _OF_LENGTHS, _OF_ONE_RUN = {"lengths": bool}, {"lengths": not_, "fit": not_}
 _OF_ONE_MODEL = ("stored", "expect", "operators", "convention", "lengths", "timeline", "snapshot", "show_script")
-_MODEL: dict[str, Any] = {"is_argument": True, "complete": _models}
+_MODEL: dict[str, Any] = {"is_argument": True, "complete": preset_paths}
 _PLAN = "Use the checkpointing plan of 'bertscope plan --emit json'. Its settings are the defaults."
 _TABLES = ("table", "json", "csv", "markdown")
 _FORMAT = "The output format: table, json, csv or markdown."
@@ -98,7 +94,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
         "by": lambda unit: unit not in ("module", "parameter"), "fmt": partial(ne, "badge"), **_NO_TORCHINFO,
         **dict.fromkeys(_OF_ONE_MODEL, not_)}),
     "architecture": _row(f"The model class to build, such as BertForMaskedLM. One of {', '.join(ARCHITECTURES)}.",
-                         section="model", flag="-a", metavar="CLASS", complete=lambda: ARCHITECTURES),
+                         section="model", flag="-a", metavar="CLASS", complete=partial(tuple, ARCHITECTURES)),
     "attention": _row("The attention kernel instead of the model's own.", section="model", metavar="KERNEL",
                       choices=("eager", "sdpa", *FLASH_KERNELS)),
     "add_pooling_layer": _row("Build BertModel with or without its pooler.", kind=bool, section="model",
@@ -214,10 +210,10 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "exit_code": _flag("Exit with code 1 if two models differ."),
     "report.output": _output("the page (.html) and json", ".html", text="The HTML file, such as report.html."),
     "report.fmt": _format("The output format: html, or json for the numbers.", ("html", "json"), "html"),
-    "compare": _row("A second model to show next to it.", metavar="MODEL", complete=_models),
+    "compare": _row("A second model to show next to it.", metavar="MODEL", complete=preset_paths),
     "report.fit": _row("Show the largest batches that fit.", True, bool),
     "name": _row("A preset, a family or a part of a name; all by default.", metavar="[NAME]", is_argument=True,
-                 complete=_models),
+                 complete=preset_paths),
     "config": _flag("Print the config.json of preset NAME."),
     "save": _row("Write a calibration of this GPU (.json), with --device cuda. Other measurements in FILE stay.",
                  kind=Path, section="output", metavar="FILE"),
