@@ -142,7 +142,8 @@ class Published:
         """Return the bytes of the tensors with the lower context, and those that `fit` reserves with the upper one."""
         simulator = self._limited()
         row = fit_row(simulator, self.run_config, self.batch)
-        return row.peak_bytes + simulator.overhead.lowest_bytes, row.cost.gpu_bytes
+        room = simulator.overhead
+        return row.peak_bytes + room.workspace_bytes + room.context.low_bytes, row.cost.gpu_bytes
 
 
 @cache

@@ -316,7 +316,7 @@ class StepRecorder(Recorder):
         self.graphs: list[Any] = []  # of the micro-batch's outputs; they live until its loss is computed
 
     def _watch_modules(self, stack: ExitStack) -> None:
-        stack.enter_context(hooks(self.step.called, "", self.tracker.enter, self.tracker.leave))
+        stack.enter_context(hooks(self.step.called, "", self._enter, self._leave))
 
     def _watch_phases(self, stack: ExitStack) -> None:
         def updating(*_: Any) -> None:
@@ -421,8 +421,8 @@ class StepRecorder(Recorder):
             self.log.blocks[number].variable = self.log.blocks[number].variable or variable
 
     def position(self) -> Position:
-        path = self.owner if self.phase == OPTIMIZER else self.tracker.path()
-        return Position(0, self.phase, path, self.tracker.recomputation)
+        path = self.owner if self.phase == OPTIMIZER else self.path()
+        return Position(0, self.phase, path, self.recomputation)
 
     def line(self) -> str:
         """Return no line: a step is code of this package."""
@@ -470,7 +470,7 @@ class StepRecorder(Recorder):
         """
         leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         size = max((leaf.nbytes for leaf in leaves), default=0)
-        path = self.tracker.path() if self.gathered is None else self.gathered
+        path = self.path() if self.gathered is None else self.gathered
         group = process_group(args)
         self.log.collectives.append(Collective(self.phase, kind, path, size, group.size() if group else 1))
         for leaf in leaves:

@@ -177,7 +177,6 @@ def _expected(simulator: Simulator, on: Callable[[int], RunConfig], world_sizes:
     trace = simulator.trace(pair)
     index = next(moment.index for moment in trace.peaks() if moment.live_bytes == trace.peak_bytes)
     divided = sum(trace.parts_after(index)[part] for part in pair.parallelism.row.divided_parts)
-    limit = simulator.overhead.limit_bytes(simulator.usable_bytes)
 
     def share(run_config: RunConfig) -> int:
         return simulator.facts(run_config).groups[0].updated_params
@@ -185,6 +184,6 @@ def _expected(simulator: Simulator, on: Callable[[int], RunConfig], world_sizes:
     def fits(size: int) -> bool:
         run_config = on(size)
         peak_bytes = scalable.scaled(run_config.batch).peak_bytes
-        return peak_bytes - divided * (1 - share(run_config) / share(pair)) <= limit
+        return peak_bytes - divided * (1 - share(run_config) / share(pair)) <= simulator.reservable_bytes
 
     return min(bisect_left(world_sizes, True, key=fits), len(world_sizes) - 1)

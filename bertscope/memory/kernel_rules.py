@@ -268,18 +268,9 @@ class Overhead(Record, kw_only=False):
     context: ByteRange = ByteRange()
 
     @property
-    def lowest_bytes(self) -> int:
-        """Return the bytes with the context at the lower end."""
-        return self.workspace_bytes + self.context.low_bytes
-
-    @property
     def highest_bytes(self) -> int:
         """Return the bytes with the context at the upper end."""
         return self.workspace_bytes + self.context.high_bytes
-
-    def limit_bytes(self, budget_bytes: int) -> int:
-        """Return the bytes of the budget that torch may reserve: without the upper context."""
-        return budget_bytes - self.context.high_bytes
 
 
 def overhead(run_config: RunConfig, context_bytes: int | None, known: Gpu | None = None) -> Overhead:

@@ -202,7 +202,7 @@ class Simulator:
         least, lacking = max(trace.peak_bytes - self.most_bytes, 0), self.excess_bytes(run_config)
         if run_config.device == CUDA:
             lacking = max(self.missing_bytes(run_config, laid) for laid in self.placements(run_config))
-            limits = (each._limit_bytes for each in (self, self.with_margin(0.0)) if each.is_served(run_config))
+            limits = (each.reservable_bytes for each in (self, self.with_margin(0.0)) if each.is_served(run_config))
             at = next(limits, None)  # without a limit if it does not fit
             replays = (self.allocator(run_config, laid, at) for laid in self.placements(run_config))
             fields = {"reserved": reserved_range(replays), **host_cost(trace, run_config), **fields}
@@ -234,7 +234,7 @@ class Simulator:
     @property
     def most_bytes(self) -> int:
         """Return the bytes of tensors above which no step fits."""
-        return (self.limit_bytes or 0) - self.overhead.lowest_bytes
+        return (self.limit_bytes or 0) - self.overhead.workspace_bytes - self.overhead.context.low_bytes
 
     def is_served(self, run_config: RunConfig) -> bool:
         """Return True if the run fits with the upper context, on CUDA with the allocator's fragmentation."""
@@ -252,15 +252,16 @@ class Simulator:
 
     def missing_bytes(self, run_config: RunConfig, laid: Workspaces) -> int:
         """Return how many bytes a run lacks for its tensors, or else for the allocator's segments."""
-        return self.excess_bytes(run_config) or self.allocator(run_config, laid, self._limit_bytes).missing_bytes
+        return self.excess_bytes(run_config) or self.allocator(run_config, laid, self.reservable_bytes).missing_bytes
 
     def placements(self, run_config: RunConfig) -> tuple[Workspaces, ...]:
         """Return where the workspaces of a run may lie in the allocator; none on a CPU, which has none."""
         return placements(run_config, self.overhead.workspace_bytes) if run_config.device == CUDA else ()
 
     @property
-    def _limit_bytes(self) -> int:
-        return self.overhead.limit_bytes(self.usable_bytes)
+    def reservable_bytes(self) -> int:
+        """Return the bytes that torch may reserve: without the margin and the upper context."""
+        return self.usable_bytes - self.overhead.context.high_bytes
 
     def _replayed(self, run_config: RunConfig, laid: Workspaces, limit_bytes: int | None) -> Allocator:
         return replay(self.trace(run_config), run_config, laid, limit_bytes)

@@ -87,40 +87,6 @@ def _entered_again(module: nn.Module, enter: Callable[..., None], leave: Callabl
         module.forward = forward
 
 
-class ModuleTracker:
-    """The stack of the modules that run, and the number of recomputations that began."""
-
-    def __init__(self) -> None:
-        self.stack: list[str] = []
-        self.recomputations = 0
-
-    def path(self) -> str:
-        """Return the path of the innermost module, in backward that of the module whose node autograd evaluates."""
-        if self.stack:
-            return self.stack[-1]
-        node = autograd_node() if in_backward() else None
-        return "" if node is None else str(node.metadata.get(_LABEL, ""))
-
-    @property
-    def recomputation(self) -> int:
-        """Return the number of the running recomputation; 0 outside."""
-        return self.recomputations if self.stack and in_backward() else 0
-
-    def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Note that a module begins: the operators so far belong to the enclosing one."""
-        if self.stack:
-            _label(tensors((args, kwargs)), self.stack[-1])
-        elif in_backward():
-            self.recomputations += 1
-        self.stack.append(path)
-
-    def leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """Note that a module has returned; recomputation may stop in the middle of one."""
-        while self.stack and self.stack.pop() != path:
-            pass
-        _label(tensors(out), path)
-
-
 def _label(outputs: list[torch.Tensor], path: str) -> None:
     """Label the nodes that computed the outputs; a table of nodes would keep their saved tensors alive."""
     pending: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
@@ -185,7 +151,8 @@ class Recorder(DispatchMode):
         super().__init__()
         self.device, self.model, self.keeps_args, self.log = device, model, keeps_args, RunLog()
         self.is_recording, device.recorder = True, self
-        self.tracker = ModuleTracker()
+        self.inside: list[str] = []  # the modules that run, the outermost one first
+        self.recomputations = 0  # that began
         self.running: list[ModuleRun] = []  # the calls of modules that have not ended
         self.numbers: dict[int, int] = {}  # storage -> block
         self.ends: dict[int, Any] = {}  # storage -> the reference that notes its end
@@ -248,7 +215,7 @@ class Recorder(DispatchMode):
     def _entered(self, path: str | None, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if get_ident() != self.main and not in_backward():
             self.refusal = f"{type(module).__name__} runs in another thread than the script, where nothing is recorded"
-        is_root = not self.tracker.stack and not in_backward()
+        is_root = not self.inside and not in_backward()
         if is_root:
             for run in self.on_root:
                 run(module)
@@ -267,7 +234,7 @@ class Recorder(DispatchMode):
                 self.is_updated = False
             self._begin(FORWARD if trains else EVALUATING)
         path = self._name(path, module)
-        self.tracker.enter(path, module, args, kwargs or {})
+        self._enter(path, module, args, kwargs or {})
         if self.keeps_args:
             inputs = list(map(self._seen, tensors((args, kwargs or {}))))
             self.running.append(ModuleRun(path, inputs, len(self.log.calls)))
@@ -279,7 +246,31 @@ class Recorder(DispatchMode):
             while self.running and (run := self.running.pop()).path != path:
                 pass  # recomputation may stop in the middle of a module
             run.outputs, run.ended = list(map(self._seen, tensors(out))), len(self.log.calls)
-        self.tracker.leave(path, module, args, {}, out)
+        self._leave(path, module, args, {}, out)
+
+    def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.inside:  # the operators so far belong to the enclosing module
+            _label(tensors((args, kwargs)), self.inside[-1])
+        elif in_backward():
+            self.recomputations += 1
+        self.inside.append(path)
+
+    def _leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        while self.inside and self.inside.pop() != path:
+            pass  # recomputation may stop in the middle of a module
+        _label(tensors(out), path)
+
+    def path(self) -> str:
+        """Return the path of the innermost module, in backward that of the module whose node autograd evaluates."""
+        if self.inside:
+            return self.inside[-1]
+        node = autograd_node() if in_backward() else None
+        return "" if node is None else str(node.metadata.get(_LABEL, ""))
+
+    @property
+    def recomputation(self) -> int:
+        """Return the number of the running recomputation; 0 outside."""
+        return self.recomputations if self.inside and in_backward() else 0
 
     def _name(self, path: str | None, module: nn.Module) -> str:
         return self.names.get(module, type(module).__name__) if path is None else path
@@ -325,8 +316,8 @@ class Recorder(DispatchMode):
     def position(self) -> Position:
         """Return where the run is."""
         phase = BACKWARD if in_backward() else self.phase
-        path = self.owner if phase == OPTIMIZER else self.tracker.path()
-        return Position(self.steps, phase, path, self.tracker.recomputation)
+        path = self.owner if phase == OPTIMIZER else self.path()
+        return Position(self.steps, phase, path, self.recomputation)
 
     def line(self) -> str:
         """Return the line of the user's code that runs: in this thread, as in a recomputation, else in the main one.

@@ -288,7 +288,7 @@ def test_the_context_of_a_card_is_taken_at_its_upper_end_and_leaves_a_range_of_u
     )
     assert row.batch_by_bytes == at_low.batch_by_bytes > row.batch
     assert row.batch == at_high.batch
-    limit = overhead(run_config, None, card).limit_bytes(card.memory_bytes)
+    limit = card.memory_bytes - overhead(run_config, None, card).context.high_bytes
     assert limit == card.memory_bytes - high
     for batch, is_served in ((row.batch, True), (row.batch + 1, False)):
         trace = estimated_trace(source, replace(run_config, batch=batch))
