@@ -311,7 +311,17 @@ class BertForSequenceClassification(_WithClassifier):
     output = outputs.SequenceClassifierOutput
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return _classification_loss(logits, labels, self.config.problem_type)
+        """Return the loss of logits (B, L) by `problem_type`, by default as transformers finds it out by the labels."""
+        is_integer = labels.dtype in (torch.long, torch.int)
+        default = "single_label_classification" if is_integer else "multi_label_classification"
+        problem = self.config.problem_type or ("regression" if logits.shape[-1] == 1 else default)
+        if problem == "regression":
+            if logits.shape[-1] == 1:
+                logits, labels = logits.squeeze(), labels.squeeze()
+            return functional.mse_loss(logits, labels)
+        if problem == "single_label_classification":
+            return token_loss(logits, labels)
+        return functional.binary_cross_entropy_with_logits(logits, labels)
 
 
 class BertForMultipleChoice(_WithClassifier):
@@ -392,20 +402,6 @@ class BertForQuestionAnswering(WithHead):
 def _clamped(positions: Tensor, logits: Tensor) -> Tensor:
     positions = positions.squeeze(-1) if positions.dim() > 1 else positions
     return positions.clamp(0, logits.shape[1])
-
-
-def _classification_loss(logits: Tensor, labels: Tensor, problem: str | None) -> Tensor:
-    """Return the loss of logits (B, L) by `problem_type`, by default as transformers finds it out by the labels."""
-    is_integer = labels.dtype in (torch.long, torch.int)
-    default = "single_label_classification" if is_integer else "multi_label_classification"
-    problem = problem or ("regression" if logits.shape[-1] == 1 else default)
-    if problem == "regression":
-        if logits.shape[-1] == 1:
-            logits, labels = logits.squeeze(), labels.squeeze()
-        return functional.mse_loss(logits, labels)
-    if problem == "single_label_classification":
-        return token_loss(logits, labels)
-    return functional.binary_cross_entropy_with_logits(logits, labels)
 
 
 CLASSES: dict[str, type[BertPreTrainedModel]] = {name: globals()[name] for name in HEADS}

@@ -266,19 +266,17 @@ def _set_data(data: Any, old: Any, new: Any) -> None:
         data.__set__(old, new)
         return
     is_parameter = isinstance(old, nn.Parameter)
-    moved = _like(old, nn.Parameter(new.detach(), old.requires_grad)) if is_parameter else new.detach()
+    moved: Any = nn.Parameter(new.detach(), old.requires_grad) if is_parameter else new.detach()
+    # A package's class of parameters, such as bitsandbytes' Params4bit, stays with its attributes.
+    kind = next(base for base in type(old).__mro__ if not issubclass(base, fake_class()))
+    if is_parameter and kind not in (torch.Tensor, nn.Parameter):
+        moved = _of_kind(kind, moved, vars(old))
     # In spite of weak references: FakeTensorMode's memo has one to each tensor.
     with patch.object(torch.utils.swap_tensors.__globals__["weakref"], "getweakrefs", always([])):
         torch.utils.swap_tensors(old, moved)
 
 
 _MIXED: dict[tuple[type, type], type] = {}  # a package's class of parameters, and of fake tensors -> one that is both
-
-
-def _like(old: Any, moved: Any) -> Any:
-    """Return a parameter with the class and the attributes of another one, such as bitsandbytes' Params4bit."""
-    kind = next(base for base in type(old).__mro__ if not issubclass(base, fake_class()))
-    return moved if kind in (torch.Tensor, nn.Parameter) else _of_kind(kind, moved, vars(old))
 
 
 def _of_kind(kind: type, tensor: Any, attributes: Any) -> Any:

@@ -5,7 +5,7 @@ Otherwise (frozen parameters, a strategy that chooses layers) all run.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -45,7 +45,7 @@ from bertscope.tracing.fake_tensors import (
     run_without_values,
 )
 from bertscope.tracing.inputs import arguments, inputs_for, loss_of, running_module
-from bertscope.tracing.log import RunLog, Window, bytes_moved, cost, shape_of, tensors, windows_of
+from bertscope.tracing.log import bytes_moved, cost, shape_of, tensors, windows_of
 from bertscope.tracing.losses import add_teacher, batch_of_texts, loss_function
 from bertscope.tracing.module_tree import InOut, Node, fold, freeze, read, subject, totals
 from bertscope.tracing.record import Device, Recorder
@@ -110,12 +110,7 @@ def trace(model: nn.Module, run: Callable[[], _Result], padding: float = 0.0) ->
     recorder = Recorder(_AnyDevice(is_masked=padding > 0), model, keeps_args=True)
     with recorder.watching():
         result = run()
-    return _costs(recorder.log, windows), result
-
-
-def _costs(log: RunLog, windows: Mapping[str, Window]) -> Trace:
-    recorded, begun = Trace(), 0
-    flops: list[int] = []
+    log, recorded, begun, flops = recorder.log, Trace(), 0, list[int]()
     for number, call in enumerate(log.calls):
         while begun < len(log.modules) and log.modules[begun].begun <= number:
             if (window := windows.get(log.modules[begun].path)) is not None:
@@ -135,11 +130,11 @@ def _costs(log: RunLog, windows: Mapping[str, Window]) -> Trace:
             needed_flops=matmul if window is None else window.needed_flops(call.operator, call.args, matmul),
         )
         flops.append(matmul)
-    for run in log.modules:
-        inputs, outputs = (tuple(map(shape_of, seen)) for seen in (run.inputs, run.outputs))
-        matmul = sum(flops[number] for number in run.calls)
-        recorded.modules.append(ModuleCall(path=run.path, inputs=inputs, outputs=outputs, matmul_flops=matmul))
-    return recorded
+    for module_run in log.modules:
+        inputs, outputs = (tuple(map(shape_of, seen)) for seen in (module_run.inputs, module_run.outputs))
+        matmul = sum(flops[number] for number in module_run.calls)
+        recorded.modules.append(ModuleCall(path=module_run.path, inputs=inputs, outputs=outputs, matmul_flops=matmul))
+    return recorded, result
 
 
 class RunShapes(dict[str, InOut]):
