@@ -600,7 +600,7 @@ ON_THE_CARD = """
 import torch
 from bertscope import torch_access
 from bertscope.torch_access import fake_gpu, fake_tensor_mode
-assert torch_access.THREADS_OF_IMPORT >= 1  # as torch chose
+assert torch_access.threads_of_import() >= 1  # as torch chose
 names = [(torch.cuda, "_lazy_init"), (torch.nn.Module, "_apply"), (torch.UntypedStorage, "data_ptr")]
 before = [getattr(place, name) for place, name in names] + [torch.nn.Parameter.data, torch.cuda.is_available()]
 from torch.optim.optimizer import _foreach_supported_types

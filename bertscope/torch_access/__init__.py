@@ -38,8 +38,12 @@ __all__ = [
     "tree_map",
 ]
 
-# The number of threads that torch chose; 0 if it was imported before, when somebody may have changed it.
-THREADS_OF_IMPORT = torch.get_num_threads() if _is_new else 0
+_DEFAULT_THREADS = torch.get_num_threads() if _is_new else 0
+
+
+def threads_of_import() -> int:
+    """Return the number of threads that torch chose; 0 if it was imported before, when somebody may have changed it."""
+    return _DEFAULT_THREADS
 
 
 class DispatchMode(TorchDispatchMode):

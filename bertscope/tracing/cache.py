@@ -207,7 +207,7 @@ def threads() -> str:
     torch, access = sys.modules.get("torch"), sys.modules.get("bertscope.torch_access")
     if torch is None:
         return str(_chosen[0]) if _chosen else by_default
-    is_default = access is not None and torch.get_num_threads() == access.THREADS_OF_IMPORT and not _chosen
+    is_default = access is not None and torch.get_num_threads() == access.threads_of_import() and not _chosen
     return by_default if is_default else str(torch.get_num_threads())
 
 

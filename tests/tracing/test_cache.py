@@ -103,7 +103,7 @@ def test_a_number_of_threads_that_somebody_chose_has_its_own_file():
     """A new process knows only that torch will take its default."""
     code = (
         "from bertscope.tracing.cache import choose_threads, threads; before = threads();"
-        "from bertscope.torch_access import THREADS_OF_IMPORT, torch; now, default = threads(), THREADS_OF_IMPORT;"
+        "from bertscope.torch_access import threads_of_import, torch; now, default = threads(), threads_of_import();"
         "torch.set_num_threads(default + 1); more = threads(); choose_threads(default);"
         "print([before, now, more, threads(), default])"
     )
