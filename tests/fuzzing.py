@@ -30,7 +30,7 @@ from tests.corpus import RAN
 SECONDS, MEMORY_BYTES = 10, 1 << 30  # of the processor, and above the memory before, for one command
 WALL_SECONDS = 120  # for a command that waits
 GONE_SECONDS = 5  # until the last process of a command has ended
-PROGRESS = re.compile(r" \(\d+ of \d+, \d+ s\)$")  # a line of a command that takes longer
+PROGRESS = re.compile(r" \((\d+ of \d+, )?\d+ s\)$")  # a line of a command that takes longer
 STARTS = ("profile",)  # commands that start processes
 
 

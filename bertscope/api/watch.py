@@ -13,8 +13,10 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from inspect import currentframe
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from weakref import ref
 
@@ -44,10 +46,18 @@ from bertscope.torch_access import is_view, nn, storage_key, torch
 from bertscope.tracing.fake_tensors import fake_like, state_tensors
 from bertscope.tracing.log import tensors
 from bertscope.tracing.module_tree import row_paths, subject
-from bertscope.tracing.record import Device, Recorder
+from bertscope.tracing.record import CopyableHook, Device, Recorder
 from bertscope.units import PRECISIONS
 
 _PRECISIONS = {row.torch_name: name for name, row in PRECISIONS.items()}
+
+
+_ONE_RECORDS = Lock()
+
+
+def _warn(text: str) -> None:
+    with suppress(Exception):  # where warnings are errors
+        warnings.warn(BertscopeWarning(one_line(text, limit=400)), stacklevel=4)
 
 
 class _Cpu(Device):
@@ -55,17 +65,77 @@ class _Cpu(Device):
 
     def __init__(self) -> None:
         self.outside: set[int] = set()  # storages from before the recording, of which a view was made
+        self.results = list[Any]()  # of the operator that runs
+        self.error = 0  # the identity of the last operator's error, whose frames would keep tensors alive
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        if not self.recorder.is_recording:
+            return operator(*args, **kwargs)
         if is_view(operator) and operator is not torch.ops.aten.lift_fresh.default:  # of torch.tensor(...)
             self.outside |= set(map(storage_key, tensors(args))) - self.recorder.numbers.keys()
-        return operator(*args, **kwargs)
+        try:
+            self.results.append(operator(*args, **kwargs))
+        except Exception as error:
+            self.error = id(error)
+            raise
+        return self.results[-1]
 
     def has(self, tensor: Any) -> bool:
         return super().has(tensor) and storage_key(tensor) not in self.outside
 
     def scratch(self, operator: Any, args: Any) -> Any:
         return cpu_scratch(operator, args)
+
+
+class _LoopRecorder(Recorder):
+    """A recorder in a user's loop: its own error is a `problem`, and the loop goes on.
+
+    The problem ends what is watched when no operator runs: torch's stack of modes is free then.
+    """
+
+    def __init__(self, watched: watch) -> None:
+        self.cpu, self.watched = _Cpu(), watched
+        self.problem: Exception | None = None
+        super().__init__(self.cpu, watched.model)
+
+    def _stop(self, problem: Exception) -> None:
+        self.is_recording, self.problem = False, problem
+
+    def _safely(self, run: Callable[..., Any], *args: Any) -> None:
+        try:
+            if self.is_recording:
+                run(*args)
+        except Exception as error:
+            self._stop(error)
+
+    def _entered(self, *args: Any) -> None:
+        self._safely(super()._entered, *args)
+        if self.problem is not None:
+            self.watched._fail(self.problem)
+
+    def _left(self, *args: Any) -> None:
+        self._safely(super()._left, *args)
+
+    def _stepping(self, *args: Any) -> None:
+        self._safely(super()._stepping, *args)
+
+    def _stepped(self, *args: Any) -> None:
+        self._safely(super()._stepped, *args)
+
+    def _recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        if not self.watched.is_running():
+            self._stop(SelectionError("the loop has ended with an exception"))
+            return operator(*args, **kwargs)
+        self.cpu.results = results = list[Any]()
+        try:
+            return super()._recorded(operator, args, kwargs)
+        except Exception as error:
+            if id(error) == self.cpu.error:
+                raise
+            self._stop(error)
+            return results[0] if results else operator(*args, **kwargs)
+        finally:
+            results.clear()
 
 
 class watch:
@@ -99,10 +169,16 @@ class watch:
         module_records(request_of("estimate", model, keywords), model)
         steps = rows(Measurement)["steps"].read(steps)
         self.model, self.optimizer, self.timed, self.save, self.show = model, optimizer, steps, save, show
-        self.settings, self.inputs = settings, None
+        self.given, self.recording = settings, ExitStack()
+        self.hook: Any = None  # on the optimizer
+        self.frame: Any = None  # of a loop that may end with an exception and not tell
+        self._reset()
+
+    def _reset(self) -> None:
+        self.settings, self.inputs = self.given, None
         self.passes, self.ends, self.is_recording, self.is_first = 0, list[float](), False, True
-        self.stack, self.recording = ExitStack(), ExitStack()
-        self.recorder: Recorder | None = None
+        self.is_over = False
+        self.recorder: _LoopRecorder | None = None
         self.measured: Memory | None = None
         self.report: MemoryReport | None = None
 
@@ -111,40 +187,64 @@ class watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for end in (self.recording.close, self._finish, self._save):
+        for end in (self._stop_recording, self._finish, self._save):
             self._guarded(end)
+        if self.hook is not None:
+            self.hook.remove()
 
     def _guarded(self, run: Callable[[], Any]) -> None:
         try:
             run()
         except Exception as error:
-            with suppress(Exception):
-                self.recording.close()
-            self.stack.close()
-            self.measured = None
-            self.report = None
-            text = one_line(f"{type(error).__name__}: {error}", limit=300)
-            with suppress(Exception):  # where warnings are errors
-                warnings.warn(BertscopeWarning(f"this training is not watched any longer: {text}"), stacklevel=3)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        with suppress(Exception):
+            self.recording.close()
+        self._end()
+        self.recorder = self.measured = self.report = None
+        _warn(f"this training is not watched any longer: {type(error).__name__}: {error}")
+
+    def _end(self) -> None:
+        """Take no further part in steps. A hook before others of the optimizer stays: torch goes through them now."""
+        self.is_over = True
+        hooks = self.hook and self.hook.hooks_dict_ref()
+        if hooks and next(reversed(hooks)) == self.hook.id:
+            self.hook.remove()
 
     def _begin(self) -> None:
+        self._reset()
         param = next(self.model.parameters())
         self.device = CUDA if param.is_cuda else CPU
         self.precision = _PRECISIONS.get(str(param.dtype).removeprefix("torch."), "")
-        self.stack.callback(self.optimizer.register_step_post_hook(lambda *_: self._guarded(self._stepped)).remove)
+        self.hook = self.optimizer.register_step_post_hook(lambda *_: self._guarded(self._stepped))
+
+    def is_running(self) -> bool:
+        """Return False when an exception has ended the loop of `frame`."""
+        frame = currentframe()
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        return self.frame is None or frame is not None
+
+    def _stop_recording(self) -> None:
+        self.recording.close()
+        if self.recorder is not None and self.recorder.problem is not None:
+            raise self.recorder.problem
 
     def _stepped(self) -> None:
         """Go on at the end of an optimizer step: record the second, time those that follow."""
+        if self.is_over:
+            return
         if self.measured is None and not self.is_recording:
             self._record()
             return
         if self.measured is None:
             if not self.passes:
                 raise SelectionError("the loop does not call the model that is watched")
-            if self.is_first and self.recorder is not None:
+            if self.is_first and self.recorder is not None and self.recorder.problem is None:
                 self.is_first, self.passes = False, 0  # the next step finds what this one leaves in variables
                 return
-            self.recording.close()
+            self._stop_recording()
             self.measured = self._memory()
             self._predict()
         self._synchronize()
@@ -153,17 +253,18 @@ class watch:
             self._finish()
 
     def _record(self) -> None:
-        called = self.model.register_forward_pre_hook(
-            lambda module, args, kwargs: self._guarded(lambda: self.calls(args, kwargs)), with_kwargs=True
-        )
-        self.recording.callback(called.remove)
+        if not _ONE_RECORDS.acquire(blocking=False):  # another one in this process, which replaces functions of torch
+            return
+        self.recording.callback(_ONE_RECORDS.release)
+        called = CopyableHook(lambda _, args, kwargs=(): self._guarded(lambda: self.calls(args, kwargs)))
+        self.recording.enter_context(self.model.register_forward_pre_hook(called, with_kwargs=True))
         self.recording.callback(setattr, self, "is_recording", False)
         self.is_recording = True
         if self.device == CUDA:
             self._synchronize()
             torch.cuda.reset_peak_memory_stats()
             return
-        self.recorder = recorder = Recorder(_Cpu(), self.model)
+        self.recorder = recorder = _LoopRecorder(self)
         recorder.first_optimizer = ref(self.optimizer)
         recorder.line = str  # type: ignore[method-assign]  # no line of code is shown
         params = {param: path for path, param in self.model.named_parameters()}
@@ -206,10 +307,12 @@ class watch:
         variant = Variant(checkpointing=NONE, reentrant=False, measured=self.measured)
         run, self.flops = RunConfig(device=self.device, precision=STORED), 0
         accumulate = {"accumulate": self.passes} if self.passes > 1 else {}
-        with suppress(Exception):
+        try:
             settings = {"device": self.device, **accumulate, **self.settings}
             estimated = estimate(self.model, self.inputs, optimizer=self.optimizer, **settings)
             run, variant = estimated.run, replace(variant, estimated=estimated.variants[0].estimated)
+        except Exception as error:
+            _warn(f"this training is measured without its estimate: {error}")
         with suppress(Exception):
             self.flops = self.passes * flops(self.model, self.inputs, mode="training").total
         report = memory_report(subject(self.model, None, STORED), run, (variant,), machine=machine_name(self.device))
@@ -220,7 +323,7 @@ class watch:
             torch.cuda.synchronize()
 
     def _finish(self) -> None:
-        self.stack.close()
+        self._end()
         if self.measured is None or self.report is None or self.report.variants[0].timing:
             return
         seconds = [after - before for before, after in pairwise(self.ends)]
@@ -269,10 +372,15 @@ def TrainerCallback(**options: Any) -> Any:
         raise SelectionError("bertscope.TrainerCallback needs the package transformers; install it") from None
 
     class Callback(Base):  # type: ignore[misc]
-        watched: watch
+        watched: Any = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            if self.watched is not None:  # of a training that an exception has ended
+                self.watched.__exit__()
             self.watched = watch(parts["model"], parts["optimizer"], **{"training_file": args, **options})
+            self.watched.frame = caller = currentframe()
+            while caller and caller.f_globals.get("__name__") in (__name__, Base.__module__):
+                self.watched.frame = caller = caller.f_back
             self.watched.__enter__()
 
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:

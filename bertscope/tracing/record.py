@@ -7,7 +7,7 @@ runs it, a fake one answers with layouts. The rows are equal on both.
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from threading import RLock, get_ident
 from typing import Any
@@ -40,6 +40,13 @@ SETUP, BETWEEN = "setup", "between"  # phases besides those of a step
 _ADD = torch.ops.aten.add.Tensor
 
 
+class CopyableHook(partial[Any]):
+    """A hook on a user's module; a copy and a pickle of the module have one that does nothing."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")
+
+
 @contextmanager
 def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callable[..., Any]) -> Iterator[None]:
     """Install hooks on `scope`, whose path is `path`, and on every module below it; remove them at the end.
@@ -55,8 +62,9 @@ def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callab
                 continue
             at = f"{path}.{name}".strip(".")
             stack.enter_context(_entered_again(module, partial(enter, at), partial(leave, at)))
-            stack.enter_context(module.register_forward_pre_hook(partial(enter, at), with_kwargs=True, prepend=True))
-            stack.enter_context(module.register_forward_hook(partial(leave, at), with_kwargs=True, always_call=True))
+            before, after = CopyableHook(enter, at), CopyableHook(leave, at)
+            stack.enter_context(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+            stack.enter_context(module.register_forward_hook(after, with_kwargs=True, always_call=True))
         yield
 
 

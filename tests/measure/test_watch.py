@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import pickle
 import warnings
 
 import pytest
@@ -68,7 +71,8 @@ def test_a_loop_is_measured_next_to_its_estimate_and_trains_as_without(accumulat
     assert not any(hooks_of(model, optimizer))
 
 
-@pytest.mark.parametrize("name", ["_begin", "_record", "calls", "_memory", "_predict", "_finish", "_save", "show"])
+@pytest.mark.parametrize("name", ["_begin", "_record", "calls", "_memory", "_predict", "_finish", "_save", "show",
+                                  "_entered", "_left", "_sums_in_place", "_allocated", "_stepping"])  # fmt: skip
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_failure_inside_ends_no_training(name, strict, monkeypatch):
     def broken(*_):
@@ -77,7 +81,8 @@ def test_a_failure_inside_ends_no_training(name, strict, monkeypatch):
     model = encoder()
     optimizer = torch.optim.AdamW(model.parameters())
     if name != "show":
-        monkeypatch.setattr(watching.watch, name, broken)
+        owner = watching.watch if hasattr(watching.watch, name) else watching.Recorder
+        monkeypatch.setattr(owner, name, broken)
     with warnings.catch_warnings(record=not strict) as noted:
         warnings.simplefilter("error" if strict else "always", BertscopeWarning)
         with bertscope.watch(model, optimizer, show=broken if name == "show" else None):
@@ -105,6 +110,44 @@ def test_an_exception_of_the_loop_passes_unchanged(fails_at):
     with pytest.raises(KeyError, match="of the loop"), bertscope.watch(model, optimizer, show=None):
         train(model, optimizer, fails_at=fails_at)
     assert not any(hooks_of(model, optimizer))
+    assert _get_current_dispatch_mode() is None
+
+
+def test_the_watched_model_may_be_copied_and_pickled_and_its_optimizer_have_other_hooks():
+    model = encoder()
+    optimizer, steps, copies = torch.optim.AdamW(model.parameters()), [], []
+    with (
+        bertscope.watch(model, optimizer, show=None) as watched,
+        bertscope.watch(model, optimizer, show=None) as next_one,
+    ):
+        optimizer.register_step_post_hook(lambda *_: steps.append(copies.append(copy.deepcopy(model))))
+        optimizer.register_step_post_hook(lambda *_: pickle.dumps(model))
+        train(model, optimizer, steps=12)
+    assert watched.report["none"].timing
+    assert next_one.report["none"].timing  # recorded after the other
+    assert len(steps) == 12
+    copies[1](torch.zeros(4, 16, 64)).sum().backward()
+    pickle.dumps(copies[1])
+    assert not any(hooks_of(model, optimizer)[:-1])
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def test_what_the_recorder_cannot_read_ends_no_training():
+    class Sparse(nn.Linear):
+        def forward(self, data):
+            return torch.sparse.mm(torch.eye(4).to_sparse(), super().forward(data))
+
+    losses = []
+    for context in (lambda *_: contextlib.nullcontext(), lambda *parts: bertscope.watch(*parts, show=None)):
+        torch.manual_seed(3)
+        model = Sparse(64, 3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with warnings.catch_warnings(record=True), context(model, optimizer):
+            for _ in range(6):
+                losses.append(model(torch.ones(4, 64)).sum())
+                losses[-1].backward()
+                optimizer.step()
+    assert losses[:6] == losses[6:]
     assert _get_current_dispatch_mode() is None
 
 
@@ -174,6 +217,30 @@ def test_the_trainer_of_transformers_is_watched(tmp_path):
         assert abs(row.error) < 0.001, options
         assert row.timing.flops > 0
         assert _get_current_dispatch_mode() is None
+
+
+def test_a_training_that_an_exception_has_ended_is_watched_no_longer(tmp_path):
+    """transformers' Trainer does not tell its callbacks."""
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
+    from transformers import Trainer, TrainingArguments
+
+    class Stop(Trainer):
+        def training_step(self, model, inputs, *rest):
+            if self.state.global_step == 2:
+                raise KeyboardInterrupt
+            return super().training_step(model, inputs, *rest)
+
+        def compute_loss(self, model, inputs, **_):
+            return model(inputs["x"]).square().mean()
+
+    arguments = TrainingArguments(tmp_path, max_steps=4, use_cpu=True, report_to=[], save_strategy="no",
+                                  disable_tqdm=True, remove_unused_columns=False)  # fmt: skip
+    model, data = encoder(), [{"x": torch.zeros(16, 64)}] * 64
+    with pytest.raises(KeyboardInterrupt):
+        Stop(model, arguments, train_dataset=data, callbacks=[bertscope.TrainerCallback(show=None)]).train()
+    with pytest.warns(BertscopeWarning, match="the loop has ended"):
+        model(torch.zeros(1, 16, 64) + 1)
+    assert _get_current_dispatch_mode() is None
 
 
 def test_lightning_is_watched(tmp_path):
