@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertscope.api import requests
@@ -498,12 +499,14 @@ def plan(
 
     def changed_run(changes: dict[str, Any]) -> Any:
         changed = read_settings({name: value for name, value in changes.items() if name != "lora"})
-        return requests.resolved(request.over(changed), source)[0][0]
+        return own_sizes(requests.resolved(request.over(changed), source)[0][0])
 
+    own_sizes = partial(requests.with_own_sizes, source=source, inputs=own_inputs)
     texts = may_change.split(",") if isinstance(may_change, str) else may_change
     names = tuple(text.strip() for text in texts if text.strip())
     changes = _changes(dict.fromkeys(names), work.gpu)
-    report = plan_report(simulator, work.run, changes=changes, changed_run=changed_run, batch_total=batch_total)
+    run_config = own_sizes(work.run)
+    report = plan_report(simulator, run_config, changes=changes, changed_run=changed_run, batch_total=batch_total)
     return work.finished(replace(report, may_change=names), report.rows, is_timed=is_timed)
 
 

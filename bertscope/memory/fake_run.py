@@ -34,6 +34,7 @@ from bertscope.memory.trace import (
     MemoryTrace,
 )
 from bertscope.reports.memory import BACKWARD, FORWARD, OPTIMIZER
+from bertscope.settings.checkpointing import NONE
 from bertscope.settings.run_config import CUDA, FREED, LIGHTNING
 from bertscope.settings.run_config import FORWARD as FORWARD_ONLY
 from bertscope.settings.training import MODEL, OPTIMIZERS
@@ -42,6 +43,7 @@ from bertscope.torch_access import (
     operator_name,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
+    saved_tensors,
     storage_key,
     torch,
     tree_leaves,
@@ -71,15 +73,20 @@ def is_on_host(tensor: Any) -> bool:
     return bool((getattr(tensor, "fake_device", None) or tensor.device).type == "meta")  # its `device` takes time
 
 
+def nodes_of(ends: Iterable[Any]) -> set[Any]:
+    """Return the nodes of autograd's graph from the last ones on."""
+    nodes, pending = set[Any](), list(ends)
+    while pending:
+        if (node := pending.pop()) is not None and node not in nodes:
+            nodes.add(node)
+            pending += [following for following, _ in node.next_functions]
+    return nodes
+
+
 def kept_by_functions(outputs: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Yield the tensors that functions of Python keep besides what they save: they live as long as the graph."""
-    pending: list[Any] = [tensor.grad_fn for tensor in outputs]
-    seen = {None}
-    while pending:
-        if (node := pending.pop()) not in seen:
-            seen.add(node)
-            yield from tensors(list(getattr(node, "__dict__", {}).values()))
-            pending += [following for following, _ in node.next_functions]
+    for node in nodes_of(tensor.grad_fn for tensor in outputs):
+        yield from tensors(list(getattr(node, "__dict__", {}).values()))
 
 
 def fake_run(step: ModelStep) -> MemoryTrace:
@@ -409,8 +416,15 @@ class StepRecorder(Recorder):
         known += kept_by_functions(known) if name == "output" else ()
         numbers = (self.numbers.get(storage_key(tensor), -1) for tensor in known)
         self._refer((number for number in numbers if number in self.living), name)
+        run_config = self.step.run_config
+        if name == "loss" and run_config.checkpointing == NONE and not run_config.offload_activations:
+            # What the graph of an output saves that the loss does not use lives as long as the output.
+            unused = nodes_of(self.graphs) - nodes_of(tensor.grad_fn for tensor in known)
+            saved = {storage_key(tensor) for node in unused for tensor in saved_tensors(node)}
+            numbers = (number for key, number in self.numbers.items() if key in saved and number in self.living)
+            self._refer((number for number in numbers if not self.log.blocks[number].part), "output")
         if name == "output":
-            if self.step.run_config.loss == MODEL:  # else a variable of the criterion
+            if run_config.loss == MODEL:  # else a variable of the criterion
                 self.graphs += [tensor.grad_fn for tensor in tensors_in(value)]
             position = self.position()
             self.log.mark(position, RETURN, [position.path], [1])

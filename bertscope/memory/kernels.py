@@ -67,8 +67,9 @@ def cpu_scratch(operator: Any, args: Any) -> int | Scratch:
     if name in MATRICES:
         return _product_scratch(*(args[position] for position in MATRICES[name]))
     if operator in (aten.mean.dim, aten.mean.default):
-        # The CPU computes a mean of 16-bit values from a copy in fp32.
-        return 4 * args[0].numel() if args[0].dtype in _HALF else 0
+        # The CPU computes a mean of 16-bit values from a copy in fp32, with a result in fp32: mean in ReduceOps.cpp.
+        averaged = prod(args[0].shape[dim] for dim in (args[1] if len(args) > 1 and args[1] else range(args[0].ndim)))
+        return _FP32_BYTES * (args[0].numel() + args[0].numel() // max(averaged, 1)) if args[0].dtype in _HALF else 0
     if name == "_safe_softmax":
         # Two masks and a zero: which scores are -inf, and which rows have no other ones (TransformerHelper.cpp).
         scores, dim = args[:2]

@@ -6,7 +6,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -135,6 +135,17 @@ def storage_key(tensor: torch.Tensor) -> int:
 def key_of(storage: Any) -> int:
     """Return the number that identifies a storage."""
     return getattr(storage, "_cdata", id(storage))
+
+
+def saved_tensors(node: Any) -> list[torch.Tensor]:
+    """Return what a node of autograd's graph saves for backward; of one that has run, nothing."""
+    names = ["saved_tensors", *(name for name in dir(node) if name.startswith("_saved_"))]
+    saved: list[Any] = []
+    for name in names:
+        with suppress(RuntimeError, AttributeError):
+            value = getattr(node, name)
+            saved += value if isinstance(value, (tuple, list)) else [value]
+    return [value for value in saved if isinstance(value, torch.Tensor)]
 
 
 def use_counts(tensor: torch.Tensor) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from bertscope import estimate, fit, profile
 from bertscope.errors import SelectionError
+from tests.conftest import kinds
 from tests.memory.plain_loop import peak_bytes
 
 
@@ -88,6 +89,22 @@ class Stack(nn.Module):
         return self.kind(self.layers(inputs), inputs)
 
 
+class TwoHeads(nn.Module):
+    """A body with two heads; the loss uses the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head, self.unused = (
+            nn.Sequential(nn.Linear(64, 64), nn.GELU()),
+            nn.Linear(64, 3),
+            nn.Linear(64, 90),
+        )
+
+    def forward(self, inputs):
+        hidden = self.body(inputs)
+        return self.head(hidden), self.unused(hidden)
+
+
 def pair(*tensors: torch.Tensor) -> Any:
     """Return a tuple, the plain kind of output."""
     return tensors
@@ -118,15 +135,16 @@ MODULES = {
     "a kept tensor": (
         lambda: Stack(lambda out, given: (Keep.apply(out),), nn.Linear(4, 999)), lambda: torch.rand(40, 4),
     ),
+    "a head that no loss uses": (TwoHeads, lambda: torch.rand(40, 64)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_the_estimate_of_a_module_is_the_peak_of_a_plain_loop(name):
+@kinds("name, precision, loop", MODULES, ["stored", "autocast-bf16"], ["plain", "trainer"])
+def test_the_estimate_of_a_module_is_the_peak_of_a_plain_loop(name, precision, loop):
     make, make_input = MODULES[name]
-    given = make_input()
-    (variant,) = estimate(make(), {"inputs": given}).variants
-    plain = peak_bytes(make, lambda module: {"inputs": given.clone()}, torch.optim.AdamW)
+    given, autocast = make_input(), torch.bfloat16 if precision != "stored" else None
+    (variant,) = estimate(make(), {"inputs": given}, precision=precision, loop=loop).variants
+    plain = peak_bytes(make, lambda module: {"inputs": given.clone()}, torch.optim.AdamW, autocast=autocast, loop=loop)
     assert variant.estimated.peak.peak_bytes == pytest.approx(plain, rel=1e-3)
     assert not_counted(make(), given) == []
 
