@@ -81,6 +81,11 @@ def test_the_device_of_a_fake_tensor_is_known_without_a_dispatch():
     assert torch_access.fake_device(asks, (torch.ones(4),)) is None
 
 
+def test_a_node_has_the_tensors_that_it_saves():
+    data, weight = torch.ones(2, 3), torch.ones(3, requires_grad=True)
+    assert [tensor is data for tensor in torch_access.saved_tensors((data * weight).grad_fn)] == [True]
+
+
 def test_one_more_reference_raises_the_use_counts():
     tensor = torch.ones(4)
     before = torch_access.use_counts(tensor)
