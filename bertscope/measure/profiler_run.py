@@ -114,9 +114,8 @@ def profile(
     `inputs` and the loss are as in `estimate`; module and inputs must be on the run's device. The
     optimizer has a learning rate of 0. Gradients and mode of the module are restored, but what a forward pass
     changes by itself (running statistics, the random state) stays changed. A step that reads values of tensors has
-    no estimate. Raises SelectionError for a device that torch does not find.
+    no estimate.
     """
-    device_of(run_config)
     batch, how = named_inputs(inputs, loss_function(run_config))
     estimated = None
     with suppress(UnknownValueError):  # then there is only the measurement

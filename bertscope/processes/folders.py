@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from bertscope.errors import WorkerError
 from bertscope.processes import signals
 
 _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
@@ -20,7 +21,10 @@ class OwnFolder(tempfile.TemporaryDirectory[str]):
 
     def __init__(self) -> None:
         remove_abandoned()
-        super().__init__(prefix=_PREFIX, ignore_cleanup_errors=True)
+        try:
+            super().__init__(prefix=_PREFIX, ignore_cleanup_errors=True)
+        except OSError as error:
+            raise WorkerError(f"no folder for temporary files: {error.strerror}; let TMPDIR name one") from None
         self.lock = locked(Path(self.name))
 
     def cleanup(self) -> None:

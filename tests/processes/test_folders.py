@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bertscope.errors import WorkerError
 from bertscope.processes.folders import OwnFolder, compile_environment
 from tests.child_server import run_loaded
 from tests.conftest import run_python
@@ -55,3 +56,9 @@ def test_the_folder_of_a_run_that_lives_stays(tmp_path, monkeypatch):
     first.cleanup()
     second.cleanup()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_no_folder_can_be_made_one_line_says_what_to_set(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(WorkerError, match=r"no folder for temporary files: .*; let TMPDIR name one"):
+        OwnFolder()
