@@ -104,8 +104,8 @@ check = SimpleNamespace(
     github=_github,
     junit=_junit,
     csv=_CHECKED.csv,
-    table=lambda report, target: _CHECKED.table(report, target) + _summary(report),
-    markdown=lambda report: f"{_CHECKED.markdown(report)}\n{_summary(report)}",
+    table=lambda report, target: _summary(report) + _CHECKED.table(report, target),
+    markdown=lambda report: f"{_summary(report)}\n{_CHECKED.markdown(report)}",
 )
 
 
