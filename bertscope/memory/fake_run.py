@@ -320,7 +320,9 @@ class StepRecorder(Recorder):
         self.step, self.log, self.is_recording = step, StepLog(), False
         self.parameters: dict[int, str] = {}  # block of state or a gradient -> its parameter
         self.gathered: str | None = None  # the module whose parameters FSDP gathers
-        self.graphs: list[Any] = []  # of the micro-batch's outputs; they live until its loss is computed
+        # The ends of the graphs of the outputs and of the loss. What dies when such a graph is let go lives as long as
+        # the variable: what no loss uses, and what selective checkpointing saves and does not need.
+        self.graphs: dict[str, list[Any]] = {"output": [], "loss": []}
 
     def _watch_modules(self, stack: ExitStack) -> None:
         stack.enter_context(hooks(self.step.called, "", self._enter, self._leave))
@@ -363,9 +365,9 @@ class StepRecorder(Recorder):
         """Record a phase; at its end mark saved activations and gradients."""
         self.phase, self.is_recording = phase, True
         yield
-        living = list(self.living)
-        self.graphs.clear()  # and with them what no loss uses, such as a pooler's weights in 16 bits
-        self._refer((number for number in living if number not in self.living), "output")
+        living, variable = list(self.living), "output" if phase == FORWARD else "loss"
+        self.graphs[variable].clear()
+        self._refer((number for number in living if number not in self.living), variable)
         self.is_recording = False
         if phase == FORWARD and self.step.run_config.mode == FORWARD_ONLY:  # the graph lives as long as the output
             self._refer(self.living, "output")
@@ -416,16 +418,16 @@ class StepRecorder(Recorder):
         known += kept_by_functions(known) if name == "output" else ()
         numbers = (self.numbers.get(storage_key(tensor), -1) for tensor in known)
         self._refer((number for number in numbers if number in self.living), name)
-        run_config = self.step.run_config
+        ends, run_config = [tensor.grad_fn for tensor in tensors_in(value)], self.step.run_config
         if name == "loss" and run_config.checkpointing == NONE and not run_config.offload_activations:
             # What the graph of an output saves that the loss does not use lives as long as the output.
-            unused = nodes_of(self.graphs) - nodes_of(tensor.grad_fn for tensor in known)
+            unused = nodes_of(self.graphs["output"]) - nodes_of(ends)
             saved = {storage_key(tensor) for node in unused for tensor in saved_tensors(node)}
             numbers = (number for key, number in self.numbers.items() if key in saved and number in self.living)
             self._refer((number for number in numbers if not self.log.blocks[number].part), "output")
+        if name == "loss" or run_config.loss == MODEL:  # else a variable of the criterion
+            self.graphs[name] += ends
         if name == "output":
-            if run_config.loss == MODEL:  # else a variable of the criterion
-                self.graphs += [tensor.grad_fn for tensor in tensors_in(value)]
             position = self.position()
             self.log.mark(position, RETURN, [position.path], [1])
 
