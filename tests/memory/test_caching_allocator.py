@@ -52,7 +52,8 @@ def test_the_allocator_reserves_what_is_used_and_in_the_end_has_whole_segments_f
     while used:
         allocator.free(used.pop()[0])
     blocks = [block for pool in allocator.free_blocks.values() for _, _, block in pool]
-    assert all(block.is_free and (block.is_whole or is_all_that_is_mapped(block)) for block in blocks)
+    assert all(block.is_free for block in blocks)
+    assert all(block.before is block.after is None or is_all_that_is_mapped(block) for block in blocks)
     assert sum(block.size for block in blocks) == allocator.reserved_bytes
     allocator.release_free_memory()
     assert allocator.reserved_bytes == 0

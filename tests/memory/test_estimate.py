@@ -63,6 +63,13 @@ def test_a_training_step_is_estimated_to_the_byte_and_its_peaks_stand_where_they
     assert (guesses[2].path, guesses[2].operator) == ("bert.embeddings.word_embeddings.weight", truths[2].operator)
 
 
+@pytest.mark.parametrize("strategy", ["full", "selective"])
+def test_what_is_stored_for_a_recomputation_that_does_not_need_it_lives_as_long_as_the_loss(strategy):
+    source = small("BertModel", num_hidden_layers=2).with_options(lora="r=4")
+    run_config = RunConfig(batch=3, seq=24, optimizer="sgd", checkpointing=strategy)
+    assert_alike(estimated_trace(source, run_config), real_trace(source, run_config), CONSTANT_BYTES)
+
+
 @kinds("attention, precision, mode", ["eager", "sdpa"], ["autocast-bf16", "fp32"], ["inference", "forward"])
 def test_a_forward_pass_is_estimated_to_the_byte(attention, precision, mode):
     check(RunConfig(batch=3, seq=24, precision=precision, mode=mode), attention=attention)
