@@ -423,9 +423,9 @@ class Lora:
         for part in text.split(","):
             name, equals, value = (word.strip() for word in part.partition("="))
             if not equals or name not in LORA_RULES:
-                words = "+".join(word.strip() for word in text.split(",") if "=" not in word)[:60]
-                remedy = f"write {'target' if decimal(words) is None else 'r'}={words}"
-                if re.fullmatch(r"[\w.+]+", words, re.ASCII) is None:
+                unnamed = "+".join(word.strip() for word in text.split(",") if "=" not in word)[:60]
+                remedy = f"write {'target' if decimal(unnamed) is None else 'r'}={unnamed}"
+                if re.fullmatch(r"[\w.+]+", unnamed, re.ASCII) is None:
                     remedy = "write one of these, or name an adapter_config.json"
                 takes = f"{name_of('lora')} takes {', '.join(LORA_RULES)}, as in {LORA_EXAMPLE}"
                 raise ConfigError(f"{takes}; got {part.strip()[:40]!r}; {remedy}", field="lora")

@@ -88,7 +88,7 @@ class _Cpu(Device):
 
 
 class _LoopRecorder(Recorder):
-    """A recorder in a user's loop: its own error is a `problem`, and the loop goes on.
+    """A recorder in a user's loop: an error of the recorder is a `problem`, and the loop goes on.
 
     The problem ends what is watched when no operator runs: torch's stack of modes is free then.
     """

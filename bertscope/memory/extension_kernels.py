@@ -114,9 +114,9 @@ def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rul
 
     def register(outputs: _Rule) -> _Rule:
         known = KERNELS.get(name) or KERNELS.get(f"{name.partition('::')[0]}::")
-        code, own = (getattr(function, "__code__", None) for function in (known and known.outputs, outputs))
+        before, now = (getattr(function, "__code__", None) for function in (known and known.outputs, outputs))
         # Of the same name and file: the user's file was imported anew.
-        is_same = code and own and (code.co_filename, code.co_name) == (own.co_filename, own.co_name)
+        is_same = before and now and (before.co_filename, before.co_name) == (now.co_filename, now.co_name)
         if known and (known.outputs or known.scratch) and not is_same:
             raise SelectionError(f"{name} has a rule already, from {known.source}; remove one of the two")
         if "::" in name:

@@ -119,8 +119,8 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         answer, heading, assumption = "unasked", peak_answer(memory), f"{subtitle(memory)}, {run_text(memory.run)}"
     else:
         answer, heading, assumption = question.answer, fit_words.verdict(question), assumed(fit)
-        ways = [(row, fit_words.way(row.precision, row.checkpointing)) for row in fit.rows]
-        fitting = (f"{count_text(row.batch) if row.fits else 'none'} in {way}" for row, way in ways)
+        batches = ((row, count_text(row.batch) if row.fits else "none") for row in fit.rows)
+        fitting = (f"{batch} in {fit_words.way(row.precision, row.checkpointing)}" for row, batch in batches)
         rows.insert(0, ("Largest batch", ["; ".join(fitting)]))
     rows.append(("Assumed", [assumption]))
     size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
