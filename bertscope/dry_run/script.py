@@ -167,7 +167,7 @@ def fitted(
     remarks = []
     peaks = [row.peak_bytes for row in ordered if row.answer == YES]
     if len(peaks) > 1 and len(set(peaks)) == 1:
-        remarks.append(f"the peak does not change with {name}: is it an argument of the script?")
+        remarks.append(f"is {name} an argument of the script? It changes no peak")
     answers = [row.answer == YES for row in ordered]
     if peaks != sorted(peaks) or answers != sorted(answers, reverse=True):
         remarks.append(f"the peak does not grow evenly with {name}; a value between may not fit")

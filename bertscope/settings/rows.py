@@ -246,6 +246,7 @@ _CALLED = {
     "{world_size}": "num_gpus n_gpus ngpus nproc_per_node num_processes",
     "{strategy} fsdp": "fsdp fsdp2 use_fsdp full_shard zero3",
     "{strategy} ddp": "ddp", "{strategy} zero1": "deepspeed", "{strategy} zero1, or fsdp for ZeRO 3": "zero",
+    "{quantize} int8": "load_in_8bit", "{quantize} nf4": "load_in_4bit 4bit qlora use_4bit",
     "{strategy} tp": "tensor_parallel tensor_parallel_size tp_size", "{lora} r=8,target=query+value": "use_lora peft",
 }  # fmt: skip
 RENAMED = {word: text for text, words in _CALLED.items() for word in words.split()}
