@@ -13,7 +13,7 @@ from typing import Any
 
 from bertscope.gpus import Gpu, capability, gpu_threads
 from bertscope.memory.caching_allocator import Allocator, SegmentBlock
-from bertscope.memory.extension_kernels import missing_rule, note_on, python_key, row_of
+from bertscope.memory.extension_kernels import note_on, python_key, row_of
 from bertscope.memory.kernel_rules import LT_WORKSPACE_BYTES, MANY_THREADS, MATRICES, blas_bytes
 from bertscope.memory.kernels import cuda_scratch, statistics_bytes
 from bertscope.torch_access import (
@@ -28,6 +28,7 @@ from bertscope.torch_access import (
 )
 from bertscope.torch_access.fake_gpu import NoRule
 from bertscope.tracing.fake_tensors import OperatorResults, all_valid
+from bertscope.tracing.inputs import missing_rule
 from bertscope.tracing.record import Device
 from bertscope.units import bytes_text
 

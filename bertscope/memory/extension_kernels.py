@@ -19,12 +19,8 @@ from typing import Any, NamedTuple
 from bertscope.errors import SelectionError, name_of
 from bertscope.memory.kernel_rules import FLASH, Scratch
 from bertscope.torch_access import always, argument_names, has_kernel, operator_name, torch, tree_leaves
+from bertscope.tracing.inputs import TORCH_NAMESPACES
 
-_NAMES = """
-    aten prim prims c10d _c10d_functional _c10d_functional_autograd symm_mem fsdp inductor _dtensor higher_order
-    rngprims debugprims quantized mkldnn mkldnn_prepacked profiler bertscope
-"""
-_TORCH = frozenset(_NAMES.split())
 _HALF = (torch.bfloat16, torch.float16)
 _MOST_FLASH_WIDTH = 256  # of a head
 _Rule = Callable[..., Any]
@@ -173,7 +169,7 @@ def _replace(name: str, outputs: _Rule, scratch: _Rule | None) -> None:
 
 def row_of(operator: Any) -> Kernel | None:
     """Return the rule for an operator that is no part of torch: the row of its name, or of its package."""
-    if operator.namespace in _TORCH:
+    if operator.namespace in TORCH_NAMESPACES:
         return None
     name = operator.name().partition(".")[0]
     return KERNELS.get(name) or KERNELS.get(f"{operator.namespace}::") or Kernel("")
@@ -196,15 +192,6 @@ def python_key(operator: Any) -> str:
     row = row_of(operator)
     keys = ("CUDA", "CompositeExplicitAutograd") if row is not None and row.runs_python else ()
     return next((key for key in keys if has_kernel(operator, key)), "")
-
-
-def missing_rule(operator: Any) -> str:
-    """Return the error for an operator without a rule, with the line that registers one."""
-    name = operator.name().partition(".")[0]
-    names = ", ".join(argument_names(operator)) or "*args"
-    first = names.partition(",")[0]
-    line = f'bertscope.kernel("{name}")(lambda {names}: torch.empty_like({first}))'
-    return f"{name} has no rule; write what it returns: {line}"
 
 
 # ---- functions of packages that reach the GPU without torch ----

@@ -14,7 +14,7 @@ from operator import methodcaller
 from typing import Any
 
 from bertscope.errors import SelectionError
-from bertscope.memory.extension_kernels import missing_rule, note_on, row_of
+from bertscope.memory.extension_kernels import note_on, row_of
 from bertscope.memory.kernel_rules import RULES
 from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, statistics_bytes
 from bertscope.memory.step import STEP_END, ModelStep
@@ -59,6 +59,7 @@ from bertscope.tracing.fake_tensors import (
     mark_whole,
     selects_inputs,
 )
+from bertscope.tracing.inputs import missing_rule
 from bertscope.tracing.log import Call, Event, Position, RunLog, tensors
 from bertscope.tracing.record import SETUP, Device, Recorder, hooks
 

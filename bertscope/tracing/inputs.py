@@ -16,7 +16,7 @@ from bertscope.model.lora import PeftModel, base_model_of
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.sources.model_source import ModelSource, as_source_error, required_names
 from bertscope.sources.transformers_models import token_types
-from bertscope.torch_access import nn, torch, tree_map
+from bertscope.torch_access import argument_names, has_kernel, nn, torch, tree_map
 from bertscope.tracing.log import tensors
 
 Inputs = dict[str, Any]  # a tensor, or a dictionary of tensors, by name
@@ -29,6 +29,11 @@ _GIVEN = re.compile(
     r"(?P<dtype>\w{1,20})",
     re.ASCII,
 )
+_NAMES = """
+    aten prim prims c10d _c10d_functional _c10d_functional_autograd symm_mem fsdp inductor _dtensor higher_order
+    rngprims debugprims quantized mkldnn mkldnn_prepacked profiler bertscope
+"""
+TORCH_NAMESPACES = frozenset(_NAMES.split())
 # The annotation of a parameter that takes a tensor, and not several.
 _ONE_TENSOR = re.compile(r"(?:<class '|(?:typing\.)?Optional\[)?(?:torch\.)?\w*Tensor(?:'>|\])?(?: \| None)?")
 
@@ -160,15 +165,19 @@ def running(source: ModelSource, model: nn.Module, where: str, described: Collec
     all derived stays as it is: it is one of bertscope.
     """
     is_derived = not described and not hasattr(model, "example_inputs")
-    errors = running_module(source.name, model, where)
+    errors: AbstractContextManager[None] = running_module(source.name, model, where)
     if is_derived and isinstance(base_model_of(model), BertPreTrainedModel):
         errors = nullcontext()
     with source.confined(), errors, redirect_stdout(sys.stderr):
         yield
 
 
-def running_module(name: str, module: nn.Module, where: str) -> AbstractContextManager[None]:
-    """Return a context in which an error in the code of any module is a SourceError with what its forward takes."""
+@contextmanager
+def running_module(name: str, module: nn.Module, where: str) -> Iterator[None]:
+    """Raise an error in the code of any module as a SourceError with what its forward takes.
+
+    A kernel that is no part of torch and has no rule is a SelectionError with the line that registers one.
+    """
 
     def remedy() -> str:
         with suppress(BertscopeError):
@@ -178,7 +187,27 @@ def running_module(name: str, module: nn.Module, where: str) -> AbstractContextM
             )
         return ""
 
-    return as_source_error(f"{name} cannot be run on {where}", remedy)
+    with as_source_error(f"{name} cannot be run on {where}", remedy):
+        try:
+            yield
+        except NotImplementedError as error:
+            names = re.search(r"\b(\w+)::(\w+)", str(error), re.ASCII)
+            if names is None or names[1] in TORCH_NAMESPACES:
+                raise
+            packet = getattr(getattr(torch.ops, names[1]), names[2])
+            operator = getattr(packet, packet.overloads()[0])
+            if has_kernel(operator, "Meta"):  # it has a rule; what lacks is the kernel of a real device
+                raise
+            raise SelectionError(missing_rule(operator)) from None
+
+
+def missing_rule(operator: Any) -> str:
+    """Return the error for an operator without a rule, with the line that registers one."""
+    name = operator.name().partition(".")[0]
+    names = ", ".join(argument_names(operator)) or "*args"
+    first = names.partition(",")[0]
+    line = f'bertscope.kernel("{name}")(lambda {names}: torch.empty_like({first}))'
+    return f"{name} has no rule; write what it returns: {line}"
 
 
 def _likely_shape(module: nn.Module) -> str:

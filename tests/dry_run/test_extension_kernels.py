@@ -90,8 +90,9 @@ def test_a_kernel_without_a_rule_is_refused_with_the_line_that_registers_one(cli
     assert cli("run", "train.py").code == 0
     script(EXTENSION, "net.py")
     estimate = ("estimate", "net.py:Net", "--input", "x=Bx64:float32", "--device", "cuda", "--optimizer", "sgd")
-    refused = cli(*estimate, "--batch", "1000")
-    assert (refused.code, line in refused.err) == (2, True)
+    for command in (estimate, ("flops", *estimate[1:4]), ("tree", *estimate[1:4], "--shapes")):
+        refused = cli(*command, "--batch", "1000")
+        assert (refused.code, line in refused.err) == (2, True)
     script(EXTENSION.replace("my_ext", "their_ext") + RULE.replace("my_ext", "their_ext").format(scratch="0"), "own.py")
     script(TORCHS.replace("my_ext", "other_ext"), "torchs.py")
     for _ in range(2):  # each answer says it
