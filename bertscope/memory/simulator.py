@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from bertscope.errors import BertscopeError
+from bertscope.errors import BertscopeError, SelectionError, name_of
 from bertscope.gpus import Gpu
 from bertscope.memory.caching_allocator import Allocator, Workspaces
 from bertscope.memory.derived_traces import with_evaluation
@@ -271,6 +271,12 @@ class Simulator:
     def largest_by_bytes(self, run_config: RunConfig, limit_bytes: int | None = None) -> int:
         """Return the largest batch whose tensors are within a limit, by default may fit at all."""
         most = self.most_bytes if limit_bytes is None else limit_bytes
+        if run_config.input:
+            traces = (self.trace(replace(run_config, batch=batch)) for batch in (1, 2))
+            one, two = ([kind.block for kind in trace.kinds if kind.block.part == "inputs"] for trace in traces)
+            if one == two:
+                remedy = f"write B for it in {name_of('input')}, such as x=Bx64:float32"
+                raise SelectionError(f"no input changes with the batch; {remedy}")
         scalable = self.scalable_trace(run_config)
 
         def traced_bytes(batch: int) -> int:

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import bertscope
+from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu
 from bertscope.memory import estimate
 from bertscope.memory.caching_allocator import replayed, requests
@@ -567,3 +568,8 @@ def test_a_batch_leaves_the_margin_free_and_one_more_does_not(device):
     assert exact.batch - 8 < rounded.batch <= exact.batch == rounded.exact_batch < exact.batch_without_margin
     whole = fit_row(simulator.with_margin(0.0), run_config)
     assert whole.batch == whole.batch_without_margin == exact.batch_without_margin
+
+
+def test_a_search_for_the_largest_batch_needs_an_input_that_has_it():
+    with pytest.raises(SelectionError, match="no input changes with the batch"):
+        bertscope.fit(torch.nn.Linear(8, 8), "1GiB", input=["input=4x8:float32"])
