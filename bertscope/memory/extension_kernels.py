@@ -38,7 +38,7 @@ class Kernel(NamedTuple):
 
 # ---- flash-attn ----
 
-# Its arguments have these names in the packages' operators and in those of transformers_access.
+# The names of its arguments, in the packages and in transformers_access.
 _FLASH_ARGUMENTS = ("q", "query"), ("k", "key"), ("cu_seqlens_q", "cu_seq_lens_q")
 
 

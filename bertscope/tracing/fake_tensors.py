@@ -569,8 +569,8 @@ class DataDependentAnswers:
     def value(self, tensor: torch.Tensor, *, otherwise: int | None = None) -> Any:
         """Return the value of a one-element tensor, `otherwise` if it is not known.
 
-        If both are missing, torch returns that of a constant, such as the quotient of two sizes in Longformer;
-        for any other fake tensor it raises DataDependentOutputException.
+        If both are missing, torch computes a constant, such as the quotient of two sizes in Longformer, and raises
+        DataDependentOutputException for any other fake tensor.
         """
         known = getattr(tensor, _KNOWN, otherwise)
         if known is not None and getattr(tensor, _CHANCE, False):

@@ -89,7 +89,7 @@ class LoggedBlock:
     owner: str  # its parameter, else the module that allocated it
     part: str = ""  # parameters, buffers, inputs, gradients, workspaces; "" is for the reader of the log to say
     variable: str = ""  # of the loop that refers to it
-    stream: str = ""  # of CUDA, if it is another one than that of computation
+    stream: str = ""  # the CUDA stream, if it is not the compute stream
     freed: int = -1  # the event; -1 while it lives
 
 

@@ -269,7 +269,7 @@ class Recorder(DispatchMode):
         _label(tensors(out), path)
 
     def path(self) -> str:
-        """Return the path of the innermost module, in backward that of the module whose node autograd evaluates."""
+        """Return the innermost module's path; in backward, the path of the module whose node autograd evaluates."""
         if self.inside:
             return self.inside[-1]
         node = autograd_node() if in_backward() else None

@@ -62,7 +62,7 @@ def _filled(name: str, report: ClassReport | GraphReport) -> str:
 
 
 def _walk(report: GraphReport, path: str = "", level: int = 1) -> Iterator[tuple[int, Any, int | None]]:
-    """Yield the level of each box; that of each group with its number, its content, and None at its end."""
+    """Yield each box with its level, and each group with its level and number before its content, and None after it."""
     for node in report.nodes:
         if node.group == path:
             yield level, node, None
