@@ -4,8 +4,6 @@
 tests of what a process does until torch is loaded start it as a user does.
 """
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import gc

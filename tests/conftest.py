@@ -1,7 +1,5 @@
 """Shared by all tests: tiny models, the command line in this process, and caches of what many tests ask for."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import gc

@@ -6,8 +6,6 @@ A kind is a row: the good file or words, their form, and the commands that read 
 kinds. `tests/fuzzing.py` judges what a command does with an input.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

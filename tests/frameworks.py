@@ -5,8 +5,6 @@ what the real run on the CPU holds, in each step and in the evaluation after the
 loader has ready on the host.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@
 the points of a sweep too; ranks and profiles run in forks of a server that has torch loaded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

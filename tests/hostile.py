@@ -3,8 +3,6 @@
 No file is above 1 MB. Each must end soon, small and without a traceback; nothing in it may run.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -4,8 +4,6 @@ The child has this process's files, folder, environment and arguments; its exit 
 packages is imported, so that the start costs no time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Small modules that mislead naive counters, each with its true figures, calculated by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Products of which the tests run one case of each kind, and large models; `.ci/versions every` runs this file."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -4,8 +4,6 @@ The budgets are in tests/budgets.yaml. A budget is raised only in the commit tha
 as soon as a lower value is reached.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

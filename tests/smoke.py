@@ -3,8 +3,6 @@
 pytest does not collect this file by itself: the other tests include what is here.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny files of GGUF and ONNX, byte by byte, as their specifications have them."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Mapping
 

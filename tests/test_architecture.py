@@ -4,8 +4,6 @@ Each list of exceptions is exact: an entry that is no longer needed fails its te
 `from_json(to_json(report)) == report` is tested in tests/reports/test_json.py.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

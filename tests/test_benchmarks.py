@@ -1,7 +1,5 @@
 """The folder benchmarks: published figures, `speed.py`, and the table beside the peers."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """The wheel, and the CI kit as docs/ci.md shows it: a nested pytest, pre-commit in a repository, the action's steps."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

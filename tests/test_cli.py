@@ -1,7 +1,5 @@
 """The command line as its users meet it: help, exit codes, pipes, files, terminals."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Completion of words by Tab, in real shells on a terminal; smoke.py tries it with the oldest and the newest Typer."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

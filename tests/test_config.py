@@ -1,7 +1,5 @@
 """BertConfig accepts what a BERT can have, and says in one sentence what is wrong with the rest."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The pages: what they print is what bertscope prints, what they link exists; the site; the limits of SECURITY.md."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """Every figure and print of the five documents comes out of the tool."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

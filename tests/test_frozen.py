@@ -1,7 +1,5 @@
 """Frozen dataclasses that are made faster behave as those of the standard library."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import pickle

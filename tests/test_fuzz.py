@@ -3,8 +3,6 @@
 `python benchmarks/fuzz.py` is the long run with damaged files.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 from itertools import islice

@@ -1,7 +1,5 @@
 """The table of GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Hostile files: each is one line and exit code 2, or is shown with escapes; soon, small and without a traceback."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

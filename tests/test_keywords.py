@@ -1,7 +1,5 @@
 """Every keyword of every public function has an effect on its report, or is refused."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

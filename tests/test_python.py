@@ -1,7 +1,5 @@
 """`import bertscope`: its names, their types and examples, and the kinds of models that its functions take."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import inspect

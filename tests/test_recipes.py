@@ -1,7 +1,5 @@
 """What CONTRIBUTING.md says a change takes: each recipe on a copy of the package, in so many files, and it works."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

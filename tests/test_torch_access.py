@@ -1,7 +1,5 @@
 """Each private name of torch does what `torch_access` expects; without it the documented fallback acts."""
 
-from __future__ import annotations
-
 import types
 from contextlib import ExitStack, contextmanager
 from threading import Event, Thread, get_ident

@@ -1,7 +1,5 @@
 """Checkpoints by their headers: what good ones hold, and that broken, hostile and foreign ones run nothing."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Files of llama.cpp, ONNX and of trainers, and quantized weights: counted by their headers."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

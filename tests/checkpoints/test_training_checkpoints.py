@@ -1,7 +1,5 @@
 """Weights inside what trainers save: the largest table of tensors, wherever it is and whatever the file is called."""
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 

@@ -1,7 +1,5 @@
 """`bertscope mcp`: the tools for agents; what they refuse needs no client, and a real client is a test where mcp is."""
 
-from __future__ import annotations
-
 import json
 import sys
 

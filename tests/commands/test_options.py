@@ -1,7 +1,5 @@
 """Options in bundles, and the rule of `--checkpointing`."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The process as a whole: unexpected errors, broken streams, signals, exit codes, output files, child processes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

@@ -1,7 +1,5 @@
 """`[tool.bertscope]` in pyproject.toml: defaults of the command line, which options replace."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`diff --base`: a model at a git revision and in the working directory."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

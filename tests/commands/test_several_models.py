@@ -1,7 +1,5 @@
 """Several models, or several GPUs, in one call: the rows are those of single calls."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The command `sweep`: its file, its exit codes, its table, page and Parquet."""
 
-from __future__ import annotations
-
 import json
 import re
 

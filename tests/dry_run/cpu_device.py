@@ -1,7 +1,5 @@
 """A fake GPU with the kernels of a CPU, to compare a dry run with a real one where there is no GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The scripts of training loops, each run on the fake GPU: python -m tests.dry_run.loops."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -5,8 +5,6 @@ profiler, which sees each allocation of the process. It prints, for each program
 what lives after it, and that of what follows the last one.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

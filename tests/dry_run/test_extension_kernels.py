@@ -1,7 +1,5 @@
 """Kernels that are no part of torch: rules of the user's, and the rows for packages, without these packages."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

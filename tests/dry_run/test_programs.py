@@ -1,7 +1,5 @@
 """A dry run holds what a real run of the same program holds, and what an estimate of the same step says."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

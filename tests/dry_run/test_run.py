@@ -1,7 +1,5 @@
 """`bertscope run`: the answer, the search, the errors, the sandbox; and scripts that were measured on an H200."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

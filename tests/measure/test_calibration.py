@@ -1,7 +1,5 @@
 """Calibrations: their use, the files refused, what `profile --save` measures on a fake card, and predicted times."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import nullcontext

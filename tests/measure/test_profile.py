@@ -1,7 +1,5 @@
 """`profile`: a child that measures, dies, hangs or is interrupted; nothing of it is left behind."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`profile --nproc`: real ranks need the estimated memory; one that dies or hangs ends the run with its name."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

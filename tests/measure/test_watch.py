@@ -1,7 +1,5 @@
 """A running training next to its estimate: any loop, transformers' Trainer, Lightning, and torch's counters on CUDA."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle

@@ -1,7 +1,5 @@
 """A card and a calibration for tests on a machine without CUDA, and a child of `profile` that finds the card."""
 
-from __future__ import annotations
-
 import inspect
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 It imports nothing of bertscope's analyses. The profiler starts before the model is built; the third step is measured.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections.abc import Callable

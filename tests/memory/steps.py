@@ -1,7 +1,5 @@
 """One step twice: estimated on fake tensors, and really run under torch's profiler."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """CUDA's semantics and its caching allocator, replayed: laws, and figures of other programs."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A compiled step: inductor's programs on fake tensors, next to the allocator of a compiled step on this machine."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import nullcontext
 from importlib import import_module

@@ -1,7 +1,5 @@
 """`estimate` beside what really happens: the allocator's own peak, closed forms, and laws."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from dataclasses import replace

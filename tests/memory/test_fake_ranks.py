@@ -1,7 +1,5 @@
 """One rank of a parallel job, estimated in one process: closed forms of state and traffic, and real ranks on gloo."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 from collections import Counter

@@ -1,7 +1,5 @@
 """`fit`: the largest batch that a budget holds, what a batch costs, and how a memory report looks."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """Optimizer objects and loss functions of a caller's program: against plain loops; nothing of the caller's changes."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """The temporary memory of CPU kernels next to the allocator's events, and which CUDA kernels are taken."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from itertools import accumulate

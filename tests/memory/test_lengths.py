@@ -1,7 +1,5 @@
 """Lengths of real data: each way to make batches against counts by hand, its steps against plain training loops."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

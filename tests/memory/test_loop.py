@@ -1,7 +1,5 @@
 """The estimate of a step against a plain training loop, and the state of each optimizer, by hand and measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

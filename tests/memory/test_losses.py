@@ -1,7 +1,5 @@
 """The losses of encoders against plain loops, written as sentence-transformers 6.2.0 and FlagEmbedding run the step."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

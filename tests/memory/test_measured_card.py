@@ -1,7 +1,5 @@
 """Compare the simulation with an NVIDIA H200: allocator traces, a profiler trace, and measured peaks."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Memory of models that are no BERTs: other families and the installed classes of transformers, and the user's own."""
 
-from __future__ import annotations
-
 import json
 import socket
 import warnings

@@ -1,7 +1,5 @@
 """The estimate of modules of the user's own, next to a plain training loop."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,7 +1,5 @@
 """`plan`: what is kept so that a step fits, against all plans of small models; `fit`: the fewest ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict, replace

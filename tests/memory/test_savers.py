@@ -1,7 +1,5 @@
 """Chunked loss, step in backward and offloading: against plain loops, closed forms and a real GPU's arithmetic."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The snapshot for PyTorch's memory viewer."""
 
-from __future__ import annotations
-
 import pickle
 
 from bertscope.memory.caching_allocator import snapshot

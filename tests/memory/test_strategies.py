@@ -1,7 +1,5 @@
 """The strategies on one fake rank: state, traffic and peaks against closed forms, torch and each other."""
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from dataclasses import replace

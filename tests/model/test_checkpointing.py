@@ -1,7 +1,5 @@
 """Checkpointing: less is kept, nothing else changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Inputs of the model: with masks, caches and embeddings, on meta, in half precision, traced, exported and compiled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """LoRA on a BERT: settings, names, what is trained, and that no command treats it apart."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The model by itself: initialisation, ties that survive, meta, prints, outputs by name and index."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Weights in and out of a model, also of one on meta."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The oracle: transformers 4.43.4, the version that the documents cite; with another version its tests are skipped."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """Names, shapes, totals and forward FLOPs equal those of transformers, for many configurations of every class."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """LoRA against peft 0.12.0: names, what is trained, outputs, files of adapters, and memory of checkpointing."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from typing import Any

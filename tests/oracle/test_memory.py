@@ -1,7 +1,5 @@
 """The memory of transformers' BERT and optimizers: the built-in model and implementations in their place."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The grid: class, position embedding, kernel and kind of input against the reference, losses and gradients too."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """What was published: the allocated bytes of a script, and the documents' class diagram, read off live classes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.analyses.diagram.test_diagram import DOCUMENT, DOCUMENT_CONFIG, document_attributes

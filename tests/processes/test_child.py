@@ -1,7 +1,5 @@
 """The command line of a child process: the parent's packages, and nothing from the working directory."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The folder of a run for torch.compile: its own, unreadable for others, and gone at the end."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Reports as JSON: the schemas against real output; every kind read back; other text refused in one line."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass

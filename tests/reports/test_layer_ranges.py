@@ -1,7 +1,5 @@
 """Ranges of layers in module paths: the laws of `collapse` and `expand`, and the names that only look like numbers."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """A report in Python: its text, HTML, data, and rows by name."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Laws of settings: equal words give the equal run in every front end; a new row of a table is the whole change."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import cache
 from itertools import permutations

@@ -1,7 +1,5 @@
 """Adapter folders of peft: what is read, the base model, and a line for everything that is not supported."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Expectation files: what they may say, what becomes of it, and a line for everything that is wrong in one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

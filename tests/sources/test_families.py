@@ -3,8 +3,6 @@
 These tests also pass with transformers 5, where a family that it does not have any more is skipped.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import warnings

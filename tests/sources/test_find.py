@@ -1,7 +1,5 @@
 """MODEL: presets, hub names, the user's own files, each a source; every broken file gets one line with its place."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

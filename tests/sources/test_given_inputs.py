@@ -1,7 +1,5 @@
 """Inputs that a user describes, in dictionaries and variadic too, and the default sizes of those that are derived."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -3,8 +3,6 @@
 These tests also pass with transformers 5, whose families differ.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import importlib

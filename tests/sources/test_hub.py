@@ -1,7 +1,5 @@
 """The local Hugging Face cache by hub names, and `--download` from a hub of our own on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

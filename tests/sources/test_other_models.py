@@ -1,7 +1,5 @@
 """Modules from elsewhere that need no other package: a factory of the user's own, and MODEL that is none."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

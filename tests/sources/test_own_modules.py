@@ -1,7 +1,5 @@
 """Modules as users write them: the parameters and FLOPs that torch counts, and the module stays as it was."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

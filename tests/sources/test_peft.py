@@ -1,7 +1,5 @@
 """Adapters in a plain loop, of `--lora` and of the installed peft, whose models are counted too."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """Presets, of other families too: their list, their config.json, and what the member "bertscope" of one says."""
 
-from __future__ import annotations
-
 import json
 import re
 

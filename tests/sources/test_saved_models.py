@@ -1,7 +1,5 @@
 """Files written by transformers' `save_pretrained` give exactly transformers' own counts; other families too."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

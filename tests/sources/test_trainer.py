@@ -1,7 +1,5 @@
 """The Trainer of transformers: its memory, and every key of its arguments and of accelerate's configuration."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

@@ -1,7 +1,5 @@
 """`--from FILE`: TrainingArguments of transformers, and the configuration of accelerate."""
 
-from __future__ import annotations
-
 import json
 import os
 

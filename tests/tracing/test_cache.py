@@ -1,7 +1,5 @@
 """Results that commands share: the same with and without the cache, and kept for the same kind of run."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import hashlib

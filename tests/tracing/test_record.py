@@ -1,7 +1,5 @@
 """The recorder's log of a run on fake tensors is that of the real run, row by row."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A trace: its fake tensors, example inputs, the shapes of its modules, and windows of attention."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`tree --interactive`: the numbers are those of the reports, and the app does what its keys say."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

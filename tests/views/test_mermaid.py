@@ -1,7 +1,5 @@
 """Pictures: Mermaid's own parser and Graphviz read what `diagram` writes, and the page stands alone."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

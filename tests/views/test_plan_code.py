@@ -1,7 +1,5 @@
 """The code of a plan: gradients are those without it, less is saved, and each form parses."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

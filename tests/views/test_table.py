@@ -1,7 +1,5 @@
 """A column is declared once: the terminal, Markdown and CSV show it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Live memory over a step, as data and as a picture."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

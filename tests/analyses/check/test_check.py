@@ -1,7 +1,5 @@
 """`check`: expectations against models, for people and for CI, of the user's own code too; and `check --update`."""
 
-from __future__ import annotations
-
 import re
 import sys
 import xml.etree.ElementTree as ElementTree

@@ -1,7 +1,5 @@
 """`doctor`: what is there and what is missing, with any torch and with none."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`diff MODEL CHECKPOINT`: a checkpoint is the model's, or every way in which it is not."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Diagrams say what the live classes and a run say, and hold everything that the documents' diagrams hold."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """`explain`: formulas that agree with the built model, sections with the shapes of a run, texts in both languages."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

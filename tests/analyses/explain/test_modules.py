@@ -1,7 +1,5 @@
 """Simulator of models that are no BERT: formulas that agree with the built module and with torch's own counter."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """FLOPs: exact figures, and the laws of forward, backward and recomputation."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

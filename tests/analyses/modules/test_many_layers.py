@@ -1,7 +1,5 @@
 """Few layers for many: up to 10,000 equal layers are counted from two or three, by one test that layers are alike."""
 
-from __future__ import annotations
-
 import gc
 import json
 import weakref

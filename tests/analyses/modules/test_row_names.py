@@ -1,7 +1,5 @@
 """Law: `count`, `tree`, `flops`, `estimate` and `diagram` give a module the same row; shared tensors may be untied."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

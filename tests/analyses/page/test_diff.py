@@ -1,7 +1,5 @@
 """Two models side by side."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

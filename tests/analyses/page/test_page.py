@@ -1,7 +1,5 @@
 """The page of a step: its batches are those of `fit`, its options reach every number, also of other models."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """The laws of counting, on any module; repeated layers as written sums."""
 
-from __future__ import annotations
-
 import copy
 import re
 

@@ -4,8 +4,6 @@ It appends the batch of each point to the file LOG, and kills its process at the
 or always. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The laws of a sweep: its grid, no finished point lost or computed twice, and the same file in the end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

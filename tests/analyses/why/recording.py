@@ -4,8 +4,6 @@ The stacks are those that torch records: the innermost frame first, a list for e
 dicts, and no Python frame in the backward pass, which a thread of C++ runs.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from itertools import count

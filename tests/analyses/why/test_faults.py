@@ -1,7 +1,5 @@
 """Each planted fault is named: the snapshot of a loop with one, in torch's format, is explained by it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from io import BytesIO

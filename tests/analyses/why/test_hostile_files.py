@@ -1,7 +1,5 @@
 """Files of `why` that are none, damaged or hostile: one line each, no code runs, and the bounds hold."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle

@@ -1,7 +1,5 @@
 """`bertscope why`: real files of torch, the command, frames as published snapshots have them, published messages."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The pages of the tests: of one model with a fit table, and of two models."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

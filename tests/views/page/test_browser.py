@@ -1,7 +1,5 @@
 """The page in a real browser: it draws, sorts, searches, zooms, asks for nothing, and axe-core finds no fault in it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The page: its numbers are the commands', and in a real browser it draws, sorts, searches, and asks for nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
