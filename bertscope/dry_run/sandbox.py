@@ -100,17 +100,20 @@ def enter(folder: str, *, network: bool = False) -> None:
 
 def _wait_and_leave(child: int, most: int = 0) -> None:
     """Wait for the child and end as it does, or when there are more processes: with the first one all others end."""
-    while True:
-        pid, status = os.waitpid(-1, os.WNOHANG if most else 0)
-        if pid == child:
-            code = os.waitstatus_to_exitcode(status)
-            os._exit(code if code >= 0 else 128 - code)
-        # Else a container's, which shows other processes.
-        is_own = bool(most) and os.readlink("/proc/self") == str(os.getpid())
-        if is_own and sum(name[0] in string.digits for name in os.listdir("/proc")) > most:
-            os.write(2, f"it started more than {most:,} processes\n".encode())
-            os._exit(1)
-        time.sleep(0 if pid else _SECONDS)
+    try:
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG if most else 0)
+            if pid == child:
+                code = os.waitstatus_to_exitcode(status)
+                os._exit(code if code >= 0 else 128 - code)
+            # Else a container's, which shows other processes.
+            is_own = bool(most) and os.readlink("/proc/self") == str(os.getpid())
+            if is_own and sum(name[0] in string.digits for name in os.listdir("/proc")) > most:
+                os.write(2, f"it started more than {most:,} processes\n".encode())
+                os._exit(1)
+            time.sleep(0 if pid else _SECONDS)
+    finally:  # such as by a limit that the script sets for this process
+        os._exit(1)
 
 
 class _Cover:

@@ -38,6 +38,7 @@ from bertscope.tracing.log import Call, ModuleRun, Position, RunLog, SeenTensor,
 _LABEL = "bertscope_module"
 SETUP, BETWEEN = "setup", "between"  # phases besides those of a step
 _ADD = torch.ops.aten.add.Tensor
+_MOST_WAITED = 8  # steps of other optimizers, such as the critic's between two of a generator
 
 
 class CopyableHook(partial[Any]):
@@ -170,6 +171,7 @@ class Recorder(DispatchMode):
         self.updates = 0  # optimizer steps that ended
         self.updating = 0  # that run
         self.first_optimizer: Any = None  # of several the first one counts the steps
+        self.waited = 0  # steps of others since its last one
         self.own_counts = owned_by_autograd() if device.has_memory else None
         self.main, self.refusal, self.lock = get_ident(), "", RLock()
         self.libraries: dict[Any, bool] = {}  # code -> whether it is of a library
@@ -302,7 +304,11 @@ class Recorder(DispatchMode):
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         self.owner, self.phase, self.updating = "", BETWEEN, max(self.updating - 1, 0)
-        if self.first_optimizer is None or self.first_optimizer() is optimizer:
+        counting = None if self.first_optimizer is None else self.first_optimizer()
+        if counting is None or self.waited == _MOST_WAITED:  # the script made another one, or never calls its `step`
+            counting, self.first_optimizer = optimizer, weakref.ref(optimizer)
+        self.waited = 0 if counting is optimizer else self.waited + 1
+        if counting is optimizer:
             self._updated()
 
     def _updated(self) -> None:

@@ -292,6 +292,13 @@ while next(batches) is not None:
     assert bertscope.run(name).updates == 3
 
 
+@pytest.mark.parametrize("before", ["", "first = optimizer\n"])
+def test_an_optimizer_that_never_steps_does_not_count_the_steps(script, before):
+    """One that the script replaces by another, and one whose `step` it never calls, such as that of SAM."""
+    name = script(f"{STEP}{before}optimizer = torch.optim.AdamW(model.parameters())\nfor _ in range(99): step(4)\n")
+    assert bertscope.run(name).updates == 3
+
+
 def test_the_largest_value_of_an_argument_fits_and_the_next_does_not(script):
     name = script(STEP + "import sys\nfor _ in range(3): step(2**17 * int(sys.argv[sys.argv.index('--batch') + 1]))\n")
     report = bertscope.run(name, ["--batch", "1"], budget="2GiB", context="100MiB", fit="batch=1..2")
