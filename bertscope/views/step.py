@@ -65,8 +65,9 @@ def _pair(first: str, word: str, last: str) -> str:
 
 
 def lacking(cost: StepCost) -> str:
-    """Return `needs 1.20 GiB more`, for a step that does not fit: what it takes on the GPU beyond the limit."""
-    return f"needs {bytes_text(cost.gpu_bytes - (cost.limit_bytes or 0))} more"
+    """Return `needs 1.20 GiB more`, for a step that does not fit: beyond the limit, or the request without room."""
+    least = cost.shortfall.low_bytes if cost.shortfall else 0
+    return f"needs {bytes_text(max(cost.gpu_bytes - (cost.limit_bytes or 0), least))} more"
 
 
 def histories_text(histories: Sequence[RunHistory]) -> str:
