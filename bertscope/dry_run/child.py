@@ -281,8 +281,9 @@ def _run_file(script_run: ScriptRun) -> None:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(script_run.script, run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, script_run.folder)
-        runpy.run_path(os.path.join(script_run.folder, os.path.basename(script_run.script)), run_name="__main__")
+        path = os.path.join(script_run.folder, os.path.basename(script_run.script))
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+        runpy.run_path(path, run_name="__main__")
 
 
 def _text(error: object) -> str:
@@ -298,7 +299,7 @@ def _text(error: object) -> str:
 
 def _place(error: BaseException, folder: str) -> str:
     lines = [f"{frame.f_code.co_filename}:{number}" for frame, number in traceback.walk_tb(error.__traceback__)
-             if not is_library(frame.f_code.co_filename)]  # fmt: skip
+             if not is_library(frame)]  # fmt: skip
     if isinstance(error, SyntaxError) and error.filename:
         lines.append(f"{error.filename}:{error.lineno}")
     return short_line(lines[-1], folder) if lines else ""

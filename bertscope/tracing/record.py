@@ -343,7 +343,7 @@ class Recorder(DispatchMode):
                 code = frame.f_code
                 is_foreign = self.libraries.get(code)
                 if is_foreign is None:
-                    is_foreign = self.libraries[code] = is_library(code.co_filename)
+                    is_foreign = self.libraries[code] = is_library(frame)
                 if not is_foreign:
                     return f"{code.co_filename}:{frame.f_lineno}"
                 frame = frame.f_back
@@ -540,9 +540,12 @@ def is_training(module: nn.Module) -> bool:
     )
 
 
-def is_library(name: str) -> bool:
-    """Return True for a file of Python, of an installed package or of this one."""
-    return name.startswith(_OWN) or any(folder in name for folder in ("/site-packages/", "/dist-packages/"))
+def is_library(frame: Any) -> bool:
+    """Return True for code of Python, of an installed package or this one, but the program itself."""
+    name = frame.f_code.co_filename
+    if name.startswith("<") or frame.f_globals.get("__name__") != "__main__":
+        return name.startswith(_OWN) or any(folder in name for folder in ("/site-packages/", "/dist-packages/"))
+    return False
 
 
 _OWN = (

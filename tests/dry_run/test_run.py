@@ -292,6 +292,15 @@ while next(batches) is not None:
     assert bertscope.run(name).updates == 3
 
 
+@pytest.mark.parametrize("name", ["site-packages/train.py", "link.py"])
+def test_a_script_of_a_package_or_behind_a_link_has_its_lines_and_the_modules_next_to_it(script, name):
+    Path("site-packages").mkdir()
+    script(STEP, "site-packages/beside.py")
+    script("from beside import step\nfor _ in range(3): step(4)\n", "site-packages/train.py")
+    Path("link.py").symlink_to("site-packages/train.py")
+    assert bertscope.run(name).peak.line == f"{Path(name).name}:2"
+
+
 @pytest.mark.parametrize("before", ["", "first = optimizer\n"])
 def test_an_optimizer_that_never_steps_does_not_count_the_steps(script, before):
     """One that the script replaces by another, and one whose `step` it never calls, such as that of SAM."""
