@@ -105,13 +105,14 @@ WRONG = [(row["command"], row["file"], *case) for row in data("wrong_files.yaml"
 
 
 @pytest.mark.parametrize(("command", "name", "text", "said"), WRONG, ids=[case[-1] for case in WRONG])
-def test_what_is_wrong_in_a_file_is_one_line_with_its_place(cli, tmp_path, monkeypatch, command, name, text, said):
+def test_what_is_wrong_in_a_file_is_one_line_and_changes_nothing(cli, tmp_path, monkeypatch, command, name, text, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(text)
     result = cli(*command.split())
     assert (result.code, result.err.count("\n")) == (2, 1), result.err
     assert result.err[:-1].isprintable()
     assert all(words in result.err for words in said.split("|")), result.err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: text}
 
 
 def test_nothing_asked_shows_the_help_and_is_exit_code_2(cli):

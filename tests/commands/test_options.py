@@ -138,7 +138,3 @@ def test_the_json_of_an_error_has_file_and_line_and_the_text_is_that_of_the_tabl
     assert line == f"error: {found['file']}:3: {found['message']}" + (
         f"; {found['remedy']}\n" if found["remedy"] else "\n"
     )
-
-
-def test_the_last_format_decides_how_an_error_is_written(cli):
-    assert cli("count", "no-such", "-f", "json", "-f", "table").err.startswith("error: ")

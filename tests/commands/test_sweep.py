@@ -67,26 +67,6 @@ def test_a_point_without_an_estimate_is_a_row_and_exit_code_1(cli, folder):
     assert json.loads((folder / "results.jsonl").read_text())["outcome"] == "refused"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("grid.yaml", "--output is missing: the file of the results, such as --output results.jsonl"),
-        ("grid.yaml -o notes.txt", "notes.txt:1: no row of a sweep; name another file"),
-        ("grid.yaml -o results.jsonl --address tcp://a:1", "--address names a cluster; give --engine dask too"),
-        ("grid.yaml -o results.jsonl --sort peek_bytes", "no column 'peek_bytes' to sort by; did you mean 'peak_byte"),
-        ("absent.yaml -o results.jsonl", "absent.yaml does not exist; a grid is lines of"),
-        ("grid.yaml -o /dev/null", "/dev/null is no regular file, which a sweep needs to go on from"),
-    ],
-)
-def test_a_mistake_is_an_error_before_the_work_and_changes_no_file(cli, folder, words, message):
-    (folder / "notes.txt").write_text("my notes, without a line break at the end")
-    result = cli("sweep", *words.split())
-    assert result.code == 2
-    assert message in result.err
-    assert (folder / "notes.txt").read_text() == "my notes, without a line break at the end"
-    assert not (folder / "results.jsonl").exists()
-
-
 def test_two_sweeps_do_not_write_to_one_file(tmp_path):
     path = tmp_path / "results.jsonl"
     with results_file(path, {}), pytest.raises(SourceError, match="another sweep writes to"), results_file(path, {}):

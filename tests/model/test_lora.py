@@ -152,7 +152,3 @@ def test_an_expectation_file_may_have_adapters(cli, tmp_path, monkeypatch):
     path = tmp_path / "tiny.bertscope.yaml"
     path.write_text(f"model: bert-tiny\nlora: r=4\nexpected: {{distinct_params: {4_385_920 + 2 * 2 * 4 * 256}}}\n")
     assert cli("check", str(path)).code == 0
-    path.write_text("model: bert-tiny\nlora: r=x\nexpected: {distinct_params: 1}\n")
-    result = cli("check", str(path))
-    assert result.code == 2
-    assert "tiny.bertscope.yaml:2: lora r must be an integer" in result.err

@@ -80,23 +80,6 @@ def test_write_refuses_a_file_that_expects_something_and_leaves_it_alone(cli, pr
     assert "plain 'key: value' lines" in cli("check", "--write", "mine.yaml").err
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{architecture: BertModel, config: {num_hidden_layers: 1}}",
-        "  architecture: BertModel\n  config:\n    num_hidden_layers: 1\n",
-        "architecture: BertModel\nconfig: {num_hidden_layers: 1}\n...\n",
-    ],
-)
-def test_write_refuses_a_form_that_it_cannot_append_to(cli, tmp_path, text):
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    result = cli("check", "--write", path)
-    assert result.code == 2
-    assert "plain 'key: value' lines" in result.err
-    assert path.read_text() == text
-
-
 def test_write_keeps_a_mark_and_the_ends_of_lines(cli, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_bytes("\ufeffarchitecture: BertModel\r\nconfig: {num_hidden_layers: 1}\r\n".encode())
@@ -318,19 +301,3 @@ def test_update_leaves_a_file_with_an_error_alone(cli, project):
     before = path.read_text()
     assert cli("check", "--update", "--allow-code", path).code == 2
     assert path.read_text() == before
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "--update takes FILES"),
-        (("own.bertscope.yaml", "-a", "BertModel"), "leave --architecture out"),
-        (("bert-tiny",), "--update rewrites YAML files, and 'bert-tiny' is none"),
-        (("--write", "own.bertscope.yaml"), "--write has no effect with --update"),
-    ],
-)
-def test_update_writes_only_files_that_are_named(cli, project, words, message):
-    project()
-    result = cli("check", "--update", *words)
-    assert result.code == 2
-    assert message in result.err
