@@ -5,6 +5,7 @@ as soon as a lower value is reached.
 """
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -70,7 +71,8 @@ def room(name: str) -> str:
     return name.removeprefix("bertscope.").partition(".")[0]
 
 
-def read() -> dict[str, Module]:
+@functools.cache
+def modules() -> dict[str, Module]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -98,9 +100,6 @@ def imports(body: list[ast.AST], known: set[str], is_late: bool = False) -> Iter
         else:
             inside = is_late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
             yield from imports(list(ast.iter_child_nodes(node)), known, inside)
-
-
-MODULES = read()
 
 
 def dotted(node: ast.AST) -> str:
@@ -131,7 +130,7 @@ def statements(function: ast.FunctionDef) -> int:
 
 def import_levels() -> int:
     """Return the length of the longest chain of imports, also those inside functions; a circle counts as one level."""
-    graph = {name: {item.target for item in module.imports} for name, module in MODULES.items()}
+    graph = {name: {item.target for item in module.imports} for name, module in modules().items()}
     circles = _circles(graph)
     level: dict[int, int] = {}
     below: defaultdict[int, set[int]] = defaultdict(set)
@@ -176,8 +175,8 @@ def _circles(graph: dict[str, set[str]]) -> dict[str, int]:
 
 def structure() -> dict[str, int]:
     """Return what architecture laws limit, by its name in budgets.yaml."""
-    texts = [module.text for module in MODULES.values()]
-    nodes = [node for module in MODULES.values() for node in module.nodes]
+    texts = [module.text for module in modules().values()]
+    nodes = [node for module in modules().values() for node in module.nodes]
     uses = Counter(node.id if isinstance(node, ast.Name) else node.attr for node in nodes
                    if isinstance(node, (ast.Name, ast.Attribute)))  # fmt: skip
     uses += Counter(alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names)
@@ -195,7 +194,7 @@ def structure() -> dict[str, int]:
         "longest file": max(len(text.splitlines()) for text in texts),
         "import levels": import_levels(),
         "imports inside functions": sum(
-            item.is_late for module in MODULES.values() for item in module.imports if item.target in MODULES
+            item.is_late for module in modules().values() for item in module.imports if item.target in modules()
         ),
         "dispatch modes": len(modes - {"Bounded"}),  # Bounded guards the building of a model
         "function modes": sum("def __torch_function__" in text for text in texts),
@@ -254,7 +253,7 @@ def words_of(modules: Iterable[Module], documents: Iterable[Path] = ()) -> dict[
 
 def all_words() -> dict[str, int]:
     documents = (ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))
-    return words_of(MODULES.values(), [*documents, *sorted((ROOT / "docs").glob("*.md"))])
+    return words_of(modules().values(), [*documents, *sorted((ROOT / "docs").glob("*.md"))])
 
 
 _TRACED = """
@@ -298,8 +297,8 @@ def main() -> int:
     With the argument `words`, print the measures of words of each room.
     """
     if sys.argv[1:] == ["words"]:
-        for folder in sorted({module.room for module in MODULES.values()}):
-            print(f"{folder:24}", words_of(module for module in MODULES.values() if module.room == folder))
+        for folder in sorted({module.room for module in modules().values()}):
+            print(f"{folder:24}", words_of(module for module in modules().values() if module.room == folder))
         return 0
     measured = {
         "rooms": lines_by_room(),

@@ -48,7 +48,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "estimate": ("estimate", (SINGLE,), STEP),
     "estimate of a module": ("estimate", (EQUAL,), OF_SIZE),
     "lengths": ("lengths", (SINGLE, [8, 8]), {"batch": 2}),
-    "fit": ("fit", (CONFIG, "50MiB"), {"seq": 8, "precision": "fp32", "checkpointing": "none", "batch": 64}),
+    "fit": ("fit", (SINGLE, "50MiB"), {"seq": 8, "precision": "fp32", "checkpointing": "none", "batch": 64}),
     "plan": ("plan", (SINGLE, "2MiB"), {"batch": 32, "seq": 8}),
     "profile": ("profile", (SINGLE,), {**STEP, "steps": 1}),
     "verify": ("verify", (CONFIG, "model.safetensors"), {}),
