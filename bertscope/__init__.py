@@ -4,8 +4,6 @@ Names load on first use, so that `import bertscope` does not import torch. Type 
 docs/make_cli.py writes from the same names.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from bertscope.commands.table import COMMANDS

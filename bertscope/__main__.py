@@ -1,8 +1,12 @@
 """The program: `bertscope`, and `python -m bertscope`."""
 
 import os
-import signal
 import sys
+
+if __name__ == "__main__" and os.path.dirname(os.path.dirname(os.path.abspath(__file__))) != sys.path[0]:
+    del sys.path[0]  # `python -m` puts the working directory there, where any file could replace a module
+
+import signal
 
 
 def leave_at_once(number: int, frame: object) -> None:
@@ -30,7 +34,4 @@ def _command_line() -> int:
 
 
 if __name__ == "__main__":
-    # `python -m` puts the working directory in front, where any file could replace a module.
-    if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) != sys.path[0]:
-        del sys.path[0]
     main()
