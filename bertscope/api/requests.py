@@ -288,11 +288,12 @@ def resolved(request: Request, source: ModelSource | None = None, **defaults: An
         defaults |= default_length(request, source, defaults.get("seq", RunConfig.seq))
         if source.has_own_dtypes:
             defaults = {"precision": STORED, **loop_of(source.build()), **defaults}
-        if request.plan is not None:
-            from bertscope.memory.plan import check_plan
+    records = request.resolved(**defaults)
+    if source is not None and request.plan is not None:
+        from bertscope.memory.plan import check_plan
 
-            check_plan(source, request.plan)
-    return request.resolved(**defaults)
+        check_plan(source, request.permitted_plan)
+    return records
 
 
 def default_length(request: Request, source: ModelSource, usual: int = RunConfig.seq) -> dict[str, int]:

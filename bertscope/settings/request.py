@@ -20,6 +20,7 @@ from bertscope.settings.rows import (
     no_effect,
     quoted,
     rows,
+    with_permits,
 )
 from bertscope.settings.run_config import ESTIMATED, QUESTIONS, Question
 
@@ -124,6 +125,12 @@ class Request(Record):
         """Return the settings that were asked for, without defaults."""
         return {name for source in self.sources for name, value in source.items() if not value.is_default}
 
+    @property
+    def permitted_plan(self) -> Any:
+        """Return the plan, whose loss may be imported if a source with a permit names it too."""
+        values = (value for source in self.sources for item in source.values() for value in item.values)
+        return with_permits(self.plan, [str(value) for value in values if isinstance(value, CodeName)])
+
     def has(self, name: str) -> bool:
         """Return True if any source has the setting."""
         return any(name in source for source in self.sources)
@@ -153,7 +160,12 @@ class Request(Record):
     def with_plan(self, plan: Any, *, permit: bool = False) -> Request:
         """Return the request with a plan's run as a default, and its strategy after those asked for."""
         defaults = read_settings(
-            plan.settings, is_default=True, compared=("freeze", "input"), records=self.row.records, permit=permit
+            plan.settings,
+            is_default=True,
+            compared=("freeze", "input"),
+            records=self.row.records,
+            permit=permit,
+            where="the plan",
         )
         request, strategy = replace(self.before_defaults(defaults), plan=plan), plan.rows[0].checkpointing
         if "checkpointing" not in self.named:

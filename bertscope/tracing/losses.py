@@ -16,7 +16,7 @@ from bertscope.model.savers import chunked_loss
 from bertscope.settings.rows import CodeObject
 from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import MODEL, loss_parts, predicts_next
-from bertscope.sources.model_source import ModelSource
+from bertscope.sources.model_source import ModelSource, as_source_error
 from bertscope.torch_access import always, nn, torch, tree_map
 
 Batch = dict[str, Any]
@@ -89,9 +89,10 @@ def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
     """
     output = model(**text)
     hidden = output if isinstance(output, torch.Tensor) else getattr(output, "last_hidden_state", None)
-    if not isinstance(hidden, torch.Tensor):
+    if not isinstance(hidden, torch.Tensor) or hidden.dim() not in (2, 3):
+        name = type(base_model_of(model.model if isinstance(model, Teacher) else model)).__name__
         raise SelectionError(
-            f"the loss embeds texts by the last hidden state, which {type(base_model_of(model)).__name__} does not "
+            f"the loss embeds texts by the last hidden state, which {name} does not "
             f"return; choose a class without a head, such as {name_of('architecture')} BertModel, or loss reranker"
         )
     text["hidden"] = hidden
@@ -264,6 +265,9 @@ def distil(model: nn.Module, batch: Batch) -> torch.Tensor:
     with torch.no_grad():
         goals = [_embedding(teacher, dict(text)) for text in texts]
     students = [teacher.projected(embedding) for embedding in _embeddings(model, texts)]
+    if students[0].shape != goals[0].shape:
+        shapes = " and ".join(str(list(pair[0].shape)) for pair in (goals, students))
+        raise SelectionError(f"the embeddings of teacher and student differ in shape: {shapes}; choose another teacher")
     return torch.stack([nn.functional.mse_loss(*pair) for pair in zip(students, goals, strict=True)]).mean()
 
 
@@ -285,7 +289,7 @@ class Teacher(nn.Module):
         width, teacher_width = (
             getattr(getattr(base_model_of(one), "config", None), "hidden_size", 0) for one in (student, model)
         )
-        device = next(model.parameters()).device
+        device = next((param.device for param in student.parameters()), None)
         self.projected = (
             nn.Linear(width, teacher_width, device=device)
             if width and teacher_width and width != teacher_width
@@ -298,7 +302,8 @@ class Teacher(nn.Module):
 
     def forward(self, **inputs: Any) -> Any:
         """Return the model's output."""
-        return self.model(**inputs)
+        with as_source_error("the teacher cannot run on the student's inputs"):
+            return self.model(**inputs)
 
 
 def add_teacher(model: nn.Module, teachers: Iterable[ModelSource], build: Callable[[ModelSource], nn.Module]) -> None:

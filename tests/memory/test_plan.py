@@ -305,6 +305,16 @@ def test_a_configuration_in_a_plan_without_a_field_is_that_with_its_default_of_n
     assert "hidden_size 99, and this model has hidden_size 128" in cli("estimate", "bert-tiny", "--plan", other).err
 
 
+def test_a_plan_whose_teacher_is_code_takes_the_same_loss_from_the_command_line(cli, plan_file, tmp_path):
+    (tmp_path / "teacher.py").write_text("import bertscope\nbuild = bertscope.load('bert-tiny').build\n")
+    loss, plan = f"distil:{tmp_path / 'teacher.py'}:build", json.loads(plan_file.read_text())
+    plan["run"]["loss"] = loss
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    words = ("estimate", "bert-tiny", "--plan", tmp_path / "plan.json")
+    assert "the plan: loss" in cli(*words).err
+    assert cli(*words, "--loss", loss).code == 0
+
+
 def test_a_plan_of_other_versions_runs_again_and_is_refused_if_it_differs(plan_file, tmp_path):
     old = changed(plan_file, tmp_path, torch_version="2.6.0")
     assert bertscope.estimate("bert-tiny", plan=old).variants

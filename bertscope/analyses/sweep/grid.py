@@ -89,11 +89,12 @@ def _read_file(path: Path, allow_code: bool) -> Source:
 
 def with_plan(request: Request, plan: PlanReport, *, allow_code: bool = False) -> Request:
     """Return the grid with the strategy of a plan, after the grid's; raises SelectionError for another model."""
+    request = request.with_plan(plan, permit=allow_code)
     values = request.values(read_settings(_USUAL, records=SWEPT))
     names = ("model", "architecture", "attention", "pooler", "lora")
     for model in product(*(values[name].values if name in values else (None,) for name in names)):
-        check_plan(_source(*model), plan)
-    return request.with_plan(plan, permit=allow_code)
+        check_plan(_source(*model), request.permitted_plan)
+    return request
 
 
 def varied(request: Request) -> dict[str, list[Any]]:
