@@ -26,7 +26,7 @@ COMMANDS = {
     "--help": ["--help"],
     "count": ["count", "bert-tiny"],
     "estimate": ["estimate", "bert-tiny", "--no-cache"],
-    "fit": ["fit", "bert-tiny", "--budget", "1GiB", "--no-cache"],
+    "fit": ["fit", "bert-tiny", "--budget", "1GiB", "--precision", "fp32", "--no-cache"],
     "plan": ["plan", "bert-tiny", "--budget", "64MiB", "--batch", "8", "--no-cache"],
 }
 

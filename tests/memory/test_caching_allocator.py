@@ -1,6 +1,7 @@
 """CUDA's semantics and its caching allocator, replayed: laws, and figures of other programs."""
 
 import functools
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from bertscope import load
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_gpu
-from bertscope.memory.caching_allocator import Allocator, SegmentBlock, replayed, requests
+from bertscope.memory.caching_allocator import Allocator, SegmentBlock, replayed, requests, snapshot
 from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.kernel_rules import by_thread, overhead, workspace_bytes
 from bertscope.memory.kernels import cuda_semantics
@@ -350,3 +351,14 @@ def test_the_step_counters_of_a_fused_optimizer_are_on_the_card():
 
     trained = sum(param.requires_grad for path, param in source.build().named_parameters() if "pooler" not in path)
     assert (state("default"), state("fused")) == (0, 4 * trained)  # torch's scalars of float32
+
+
+def test_a_step_of_three_events_has_the_entries_that_a_reader_can_count():
+    weight, product = Block("parameters", "linear", ""), Block("activations", "linear", "mm")
+    events = (MemoryEvent(8, product, "forward", "linear", "mm"), MemoryEvent(-8, product, "backward", "linear", "mm"))
+    found = pickle.loads(snapshot(MemoryTrace.of([(weight, 100)], events)))
+    entries = found["device_traces"][0]
+    assert [(entry["action"], entry["addr"], entry["size"]) for entry in entries] == [
+        ("alloc", 512, 100), ("alloc", 1124, 8), ("free_requested", 1124, 8), ("free_completed", 1124, 8),
+    ]  # fmt: skip
+    assert [frame["name"] for frame in entries[1]["frames"]] == ["mm", "linear", "activations, forward"]
