@@ -16,9 +16,9 @@ from dataclasses import replace
 from inspect import currentframe
 from itertools import pairwise
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 from bertscope.api.explain import flops
 from bertscope.api.memory import estimate
@@ -35,14 +35,14 @@ from bertscope.measure.profiler_run import allocator_counters
 from bertscope.memory.kernels import cpu_scratch
 from bertscope.memory.step_time import achieved, step_work
 from bertscope.memory.summary import memory, memory_report
-from bertscope.reports.memory import Memory, MemoryReport, Timing, Variant
+from bertscope.reports.memory import EVALUATING, OPTIMIZER, Memory, MemoryReport, Timing, Variant
 from bertscope.reports.step import Parts, PhasePeak, StepCost
 from bertscope.reports.tool import CalibrationReport
 from bertscope.settings.checkpointing import NONE
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import AUTOCAST, CPU, CUDA, LIGHTNING, STORED, Measurement, RunConfig
 from bertscope.sources.find import source_of
-from bertscope.torch_access import is_view, nn, storage_key, torch
+from bertscope.torch_access import in_backward, is_view, nn, storage_key, torch
 from bertscope.tracing.fake_tensors import fake_like, state_tensors
 from bertscope.tracing.log import tensors
 from bertscope.tracing.module_tree import row_paths, subject
@@ -64,7 +64,7 @@ class _Cpu(Device):
     """A CPU whose kernels' scratch follows the rules of an estimate, and on which a data set is no part of a step."""
 
     def __init__(self) -> None:
-        self.outside: set[int] = set()  # storages from before the recording, of which a view was made
+        self.outside: Any = WeakValueDictionary()  # storages from before the recording, of which a view was made
         self.results = list[Any]()  # of the operator that runs
         self.error = 0  # the identity of the last operator's error, whose frames would keep tensors alive
 
@@ -72,7 +72,10 @@ class _Cpu(Device):
         if not self.recorder.is_recording:
             return operator(*args, **kwargs)
         if is_view(operator) and operator is not torch.ops.aten.lift_fresh.default:  # of torch.tensor(...)
-            self.outside |= set(map(storage_key, tensors(args))) - self.recorder.numbers.keys()
+            known = self.recorder.numbers
+            self.outside |= {
+                storage_key(one): one.untyped_storage() for one in tensors(args) if storage_key(one) not in known
+            }
         try:
             self.results.append(operator(*args, **kwargs))
         except Exception as error:
@@ -90,7 +93,8 @@ class _Cpu(Device):
 class _LoopRecorder(Recorder):
     """A recorder in a user's loop: an error of the recorder is a `problem`, and the loop goes on.
 
-    The problem ends what is watched when no operator runs: torch's stack of modes is free then.
+    Another thread, or from an optimizer step to the next forward pass this one, may train another model. The problem
+    ends what is watched when no operator runs: torch's stack of modes is free then.
     """
 
     def __init__(self, watched: watch) -> None:
@@ -103,10 +107,16 @@ class _LoopRecorder(Recorder):
 
     def _safely(self, run: Callable[..., Any], *args: Any) -> None:
         try:
-            if self.is_recording:
+            if self.is_recording and get_ident() == self.main:
                 run(*args)
         except Exception as error:
             self._stop(error)
+
+    def _backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if get_ident() == self.main:
+            super()._backward(run, *args, **kwargs)
+        else:
+            run(*args, **kwargs)
 
     def _entered(self, *args: Any) -> None:
         self._safely(super()._entered, *args)
@@ -128,6 +138,12 @@ class _LoopRecorder(Recorder):
             return operator(*args, **kwargs)
         self.cpu.results = results = list[Any]()
         try:
+            if (
+                self.is_updated
+                and self.phase != EVALUATING
+                and (self.phase == OPTIMIZER or in_backward() or any(one.requires_grad for one in tensors(args)))
+            ):
+                return self.cpu.run(operator, args, kwargs)
             return super()._recorded(operator, args, kwargs)
         except Exception as error:
             if id(error) == self.cpu.error:
@@ -265,7 +281,7 @@ class watch:
             torch.cuda.reset_peak_memory_stats()
             return
         self.recorder = recorder = _LoopRecorder(self)
-        recorder.first_optimizer = ref(self.optimizer)
+        recorder.first_optimizer, recorder.is_updated, recorder.steps = ref(self.optimizer), True, -1
         recorder.line = str  # type: ignore[method-assign]  # no line of code is shown
         params = {param: path for path, param in self.model.named_parameters()}
         state = (

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import pickle
+import threading
 import warnings
 
 import pytest
@@ -128,6 +129,26 @@ def test_the_watched_model_may_be_copied_and_pickled_and_its_optimizer_have_othe
     pickle.dumps(copies[1])
     assert not any(hooks_of(model, optimizer)[:-1])
     assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_another_training_in_the_process_is_no_part_of_the_measurement(in_thread):
+    model, other = encoder(), encoder()
+    optimizer, optimizer_of_other = (torch.optim.AdamW(one.parameters()) for one in (model, other))
+    data = torch.zeros(4, 16, 64)
+    trains = threading.Thread(target=train, args=(other, optimizer_of_other, 40)) if in_thread else None
+    with bertscope.watch(model, optimizer, show=None, loss=mean_square) as watched:
+        if trains:
+            trains.start()
+            train(model, optimizer)
+            trains.join()
+        for _ in range(0 if trains else 6):
+            loss = mean_square(output := model(data))  # noqa: F841
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            train(other, optimizer_of_other, steps=1)
+    assert watched.report["none"].error == 0.0
 
 
 def test_what_the_recorder_cannot_read_ends_no_training():
