@@ -137,8 +137,10 @@ def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, s
             cause = f"This process may use {v.size} only{free}."
             fix = "Raise the limit: torch.cuda.set_per_process_memory_fraction()."
         case "why_driver":
-            cause = f"Metal holds {v.size} outside PyTorch's tensors."
+            is_metal = report.free_bytes is None  # whose message does not say it
+            cause = f"{'Metal' if is_metal else 'This process'} holds {v.size} outside PyTorch's tensors."
             fix = "It keeps a graph for each input shape: pad to a few fixed shapes, or call torch.mps.empty_cache()."
+            fix = fix if is_metal else "Limit what other libraries in it may take (TensorFlow, JAX, vLLM, NCCL)."
         case "why_shared":
             cause = f"{v.size} is allocated, the GPU has {v.size_total}: the rest is in slow CPU memory."
             fix = f"{v.lower}, or use checkpointing or 16 bits, until all of it is on the GPU."

@@ -308,7 +308,8 @@ _NUMBERS = {
     rf"Currently allocated : {_SIZE})",
     "reserved": rf"{_SIZE} reserved in total by PyTorch",
     "unallocated": rf"(?:{_SIZE} cached|{_SIZE} is reserved by PyTorch but unallocated)",
-    "own": rf"this process has {_SIZE} memory in use",
+    # A container lists the process by its number: if it is the only one, it is this one.
+    "own": rf"(?:this process has {_SIZE} memory in use|free\. Process [0-9]{{1,10}} has {_SIZE} memory in use\. Of)",
     "limit": rf"{_SIZE} allowed;",
     "private": rf"with {_SIZE} allocated in private pools",
     "driver": rf"other allocations: {_SIZE}",
@@ -325,7 +326,8 @@ def message_report(text: str, name: str) -> WhyReport:
     allocated, total = numbers.get("allocated", 0), numbers.get("total")
     reserved = numbers.get("reserved", allocated + numbers.get("unallocated", 0))
     other = _other(numbers, reserved)
-    values = {**numbers, "unallocated": max(reserved - allocated, 0), "other": other}
+    outside = numbers.get("driver", numbers.get("own", 0) - reserved)
+    values = {**numbers, "unallocated": max(reserved - allocated, 0), "other": other, "driver": outside}
     reasons = main_first(_findings(values, kind), allocated)
     if reasons and reasons[0].frees_bytes and allocated < _FULL_SHARE * (total or allocated):
         reasons = tuple(reason for reason in reasons if reason.key != "why_full")
@@ -385,7 +387,7 @@ def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
         yield finding("other", other, other if free < tried else 0, size_total=total)
     if of.get("limit"):
         yield finding("limit", of["limit"], free)
-    elif of.get("driver", 0) > allocated:
+    elif of["driver"] > allocated:
         yield finding("driver", of["driver"])
     elif allocated > total > 0:
         yield finding("shared", allocated, 0, size_total=total)
