@@ -169,10 +169,10 @@ def _no_option(option: str, ctx: Any) -> str:
     forms |= {form.lstrip("-").replace("-", "_"): form for form in forms.values()}
     lacks = f"{name or 'bertscope'} has no option {option}"
     if new := new_name(word, forms, forms.__getitem__):
-        return f"{lacks}; use {new}"
+        return f"{lacks}; {new}"
     if word in forms and not forms[word].startswith("-"):
         return f"{lacks}; write {word.upper()} without it: {_usage_line(ctx)}"
-    new = new_name(word, form=form_of_option) or option
+    new = new_name(word, form=form_of_option).removeprefix("use ") or option
     if having := commands_with(new.split()[0]) if name else []:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
     forms_of_all = (form for row in params for form in row.opts)

@@ -340,6 +340,8 @@ WORDS = {
     "--batch-size": "--batch", "--per-device-train-batch-size": "--batch", "--grad-accum": "--accumulate",
     "--gradient-checkpointing": "--checkpointing full", "--8bit": "--optimizer adamw-8bit", "--json": "--format json",
     "--memory": "--budget", "--vram": "--budget", "--num-gpus": "--world-size", "--use-lora": "--lora",
+    "--lr": "no number depends", "--fp8": "not modelled", "--int8": "--quantize int8", "--devices": "--world-size",
+    "--kv-cache": "--mode inference", "--num-hidden-layers": "config.json", "--offload": "--offload-optimizer",
 }  # fmt: skip
 
 
@@ -348,6 +350,15 @@ def test_a_word_of_another_tool_is_answered_with_the_own_one(cli, command, word)
     result = cli(command, "bert-tiny", word + "=4" * (command == "count"))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert WORDS[word] in result.err
+
+
+@pytest.mark.parametrize(("word", "said"), [
+    ("parmas", "'bertscope count MODEL'"), ("cuont", "did you mean 'count'"), ("chat", "known: check"),
+])  # fmt: skip
+def test_a_mistyped_command_is_answered_with_a_near_one_only(cli, word, said):
+    result = cli(word, "bert-tiny")
+    assert result.code == 2
+    assert said in result.err
 
 
 @pytest.mark.parametrize("word", REMOVED)

@@ -378,16 +378,16 @@ COMMANDS = {
     row.name: Command(row.function, row.options, row.text, group) for group, rows in _GROUPS.items() for row in rows
 }
 # Words that people type for a command -> what to type instead.
-REMOVED = {
-    "summary": "tree MODEL --style torchinfo", "params": "count MODEL", "parameters": "count MODEL",
-    "info": "count MODEL", "show": "tree MODEL", "memory": "estimate MODEL", "vram": "estimate MODEL --gpu t4",
-    "compare": "diff MODEL MODEL", "macs": "flops MODEL", "flop": "flops MODEL", "list": "presets", "oom": "why FILE",
-    "calibrate": "profile --device cuda --save FILE",
-    "convert": "presets NAME --config",
-    "explore": "tree --interactive",
-    "print": "tree --style torch",
-    "verify": "diff MODEL CHECKPOINT",
-    "help": "--help", "version": "--version", "batch": "fit MODEL --gpu t4", "max-batch": "fit MODEL --gpu t4",
-    "size": "count MODEL", "train": "estimate MODEL", "infer": "estimate MODEL --mode inference",
-    "draw": "diagram MODEL", "lengths": "estimate MODEL --lengths FILE", "html": "report MODEL -o report.html",
+_INSTEAD = {
+    "tree MODEL": "show layers", "tree MODEL --style torchinfo": "summary", "tree MODEL --style torch": "print",
+    "tree MODEL --interactive": "explore", "count MODEL": "params parameters info size stats",
+    "flops MODEL": "macs flop thop calflops", "estimate MODEL": "memory mem train", "estimate MODEL --gpu t4": "vram",
+    "estimate MODEL --mode inference": "infer inference predict eval evaluate", "plan MODEL --gpu t4": "recompute",
+    "estimate MODEL --lengths FILE": "lengths", "run SCRIPT": "dry-run launch", "presets": "list ls models",
+    "fit MODEL --gpu t4": "batch max-batch largest-batch find-batch-size tune", "diff MODEL MODEL": "compare",
+    "diff MODEL CHECKPOINT": "verify", "presets NAME --config": "convert config", "report MODEL -o report.html": "html",
+    "diagram MODEL": "draw graph visualize viz", "why FILE": "oom snapshot memory-viz", "profile MODEL": "benchmark",
+    "profile --device cuda --save FILE": "calibrate", "check": "test validate", "doctor": "env",
+    "sweep --init": "init", "--help": "help", "--version": "version",
 }  # fmt: skip
+REMOVED = {word: text for text, words in _INSTEAD.items() for word in words.split()}

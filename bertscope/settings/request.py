@@ -78,17 +78,15 @@ def in_words(settings: Mapping[str, Any]) -> str:
 
 
 def new_name(name: str, known: Collection[str] | None = None, form: Callable[[str], str] = str) -> str:
-    """Return what a setting is called here, with names in a front end's form; empty if one is not known."""
+    """Return what to write instead of a setting, with names in a front end's form; empty if one is not known."""
     text = RENAMED.get(name, "")
     is_known = known is None or all(new in known for new in re.findall(r"\{(\w+)\}", text))
-    return SettingError(text).spelled(form) if is_known else ""
+    return SettingError(f"use {text}" if text.startswith("{") else text).spelled(form) if is_known else ""
 
 
 def unknown_setting(name: str, known: Collection[str]) -> str:
     """Return the message about a setting that does not exist."""
-    new = new_name(name, known)
-    hint = f"it is {new} here" if new else suggestion(name[:100], known)
-    return f"there is no setting {name[:60]!r}; {hint}"
+    return f"there is no setting {name[:60]!r}; {new_name(name, known) or suggestion(name[:100], known)}"
 
 
 class Combination(NamedTuple):

@@ -223,13 +223,13 @@ class Row(Record):
         return next((name for name, test in tests if not test(values[name])), "")
 
 
-# A setting, or a value of one -> what other tools call it.
+# A setting, a value of one, or a sentence why there is none -> what other tools call it.
 _CALLED = {
     "{precision}": "dtype torch_dtype", "{precision} fp16": "half",
     "{precision} autocast-fp16": "fp16 use_fp16 16 16_mixed",
     "{precision} autocast-bf16": "autocast bf16 bf16_mixed amp mixed mixed_precision use_amp",
     "{loop} plain": "hold_outputs", "{mode} training": "train training backward", "{depth}": "level levels max_depth",
-    "{device} cuda": "cuda use_cuda", "{mode} inference": "infer inference eval predict no_grad",
+    "{device} cuda": "cuda use_cuda", "{mode} inference": "infer inference eval predict no_grad use_cache kv_cache",
     "{expandable_segments}": "alloc_conf", "{sandbox}": "unsandboxed", "{input}": "inputs",
     "{batch} and {seq}, or {input} NAME=SHAPE:DTYPE": "input_size",
     "{dropout}": "no_dropout", "{architecture}": "head model_class", "{budget}": "memory vram gpu_memory max_memory",
@@ -243,11 +243,18 @@ _CALLED = {
     "{accumulate}": "grad_accum gradient_accumulation_steps gradient_accumulation accumulation_steps grad_acc",
     "{optimizer} adamw-8bit": "8bit use_8bit adam8bit adam_8bit bnb adamw_bnb_8bit paged_adamw_8bit",
     "{optimizer}": "optim", "{gpu} (their number is {world_size})": "gpus",
-    "{world_size}": "num_gpus n_gpus ngpus nproc_per_node num_processes",
+    "{world_size}": "num_gpus n_gpus ngpus nproc_per_node num_processes devices num_devices",
     "{strategy} fsdp": "fsdp fsdp2 use_fsdp full_shard zero3",
-    "{strategy} ddp": "ddp", "{strategy} zero1": "deepspeed", "{strategy} zero1, or fsdp for ZeRO 3": "zero",
-    "{quantize} int8": "load_in_8bit", "{quantize} nf4": "load_in_4bit 4bit qlora use_4bit",
-    "{strategy} tp": "tensor_parallel tensor_parallel_size tp_size", "{lora} r=8,target=query+value": "use_lora peft",
+    "{strategy} ddp": "ddp", "{strategy} zero1": "deepspeed", "{strategy} zero1, or fsdp for ZeRO 3": "zero zero_stage",
+    "{quantize} int8": "load_in_8bit int8", "{quantize} nf4": "load_in_4bit 4bit qlora use_4bit",
+    "{strategy} tp": "tensor_parallel tensor_parallel_size tp_size tp",
+    "{lora} r=8,target=query+value": "use_lora peft adapter lora_r lora_rank lora_alpha lora_target_modules",
+    "{batch_total}": "global_batch_size total_batch_size", "{clip_grad_norm}": "max_grad_norm gradient_clipping",
+    "{freeze} embeddings": "freeze_embeddings", "{offload_optimizer} or {offload_activations}": "offload cpu_offload",
+    "no number depends on it": "lr learning_rate epochs num_epochs num_train_epochs max_steps warmup warmup_steps "
+                                 "warmup_ratio data dataset seed lr_scheduler_type num_workers save_steps",
+    "it is in MODEL, a preset or a config.json": "config hidden_size layers num_layers num_hidden_layers vocab_size",
+    "it is not modelled": "fp8 packing sample_packing pp pipeline_parallel pipeline_parallel_size",
 }  # fmt: skip
 RENAMED = {word: text for text, words in _CALLED.items() for word in words.split()}
 
