@@ -176,7 +176,7 @@ def _no_option(option: str, ctx: Any) -> str:
     if having := commands_with(new.split()[0]) if name else []:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
     forms_of_all = (form for row in params for form in row.opts)
-    near = nearest(option.strip("-"), [form[2:] for form in forms_of_all if form.startswith("--")])
+    near = nearest(option.strip("-"), [form[2:] for form in forms_of_all if form.startswith("--")], cutoff=0.7)
     lists = (
         f"{ctx.command_path} --help-all lists the options" if name else "write an option of a command after the command"
     )

@@ -235,10 +235,10 @@ class BertscopeWarning(UserWarning):
         BertscopeWarning.count += 1
 
 
-def nearest(text: str, known: Iterable[str]) -> str:
+def nearest(text: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the known word that is nearest to `given`, upper and lower case alike; empty if none is near."""
     lowered = {word.lower(): word for word in known}
-    near = difflib.get_close_matches(text[:100].lower(), lowered, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(text[:100].lower(), lowered, n=1, cutoff=cutoff)
     return lowered[near[0]] if near else ""
 
 
@@ -248,7 +248,7 @@ _LISTED = 400  # characters
 def suggestion(text: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x' or 'y'?` with the names nearest to `given`, or else the list of all names."""
     names = {name.lower(): name for name in sorted(known, reverse=True)}
-    cutoff = 0.7 if len(text) > 2 else 0.5  # of two letters one may be wrong
+    cutoff = 0.6 if len(text) > 2 else 0.5  # of two letters one may be wrong
     near = difflib.get_close_matches(text[:100].lower(), sorted(names), n=3, cutoff=cutoff)
     if near:
         return f"did you mean {either_of(repr(names[name]) for name in near)}?"

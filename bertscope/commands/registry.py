@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from bertscope.commands.table import COMMANDS, REMOVED, Command
-from bertscope.errors import SelectionError, nearest, suggestion
+from bertscope.errors import SelectionError, nearest
 from bertscope.settings.rows import near_word
 from bertscope.views.console import choose_color, command_lines
 
@@ -71,10 +71,11 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the arguments name; the error for another name says what to type."""
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
-            near = nearest(args[0], [*COMMANDS, *REMOVED])
+            near = nearest(args[0], [*COMMANDS, *REMOVED], cutoff=0.7)
             if near in REMOVED:
                 raise SelectionError(f"no command {args[0][:60]!r}; type 'bertscope {REMOVED[near]}'")
-            ctx.fail(f"no command {args[0][:60]!r}; {suggestion(near or args[0], COMMANDS)}")
+            known = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(COMMANDS))}"
+            ctx.fail(f"no command {args[0][:60]!r}; {known}")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
