@@ -357,7 +357,7 @@ class FakeGpu(Device):
 _OF_GPU = (
     "Could not run", "not implemented", "data pointer", "data_ptr", "DynamicOutput", "DataDependent",
     "dummy base class", "'torch._C' has no attribute", "not compiled with CUDA", "CUDA driver", "ATen_cuda",
-    "no fake impl", "nested_int", "UnsupportedOperator",
+    "no fake impl", "nested_int", "UnsupportedOperator", "HigherOrderOperator", "FakeTensorMode is active",
 )  # fmt: skip
 _VALUE, _GUESSED = "_bertscope_value", "_bertscope_guessed"  # which of them follow from a loss that is 1.0
 

@@ -129,7 +129,10 @@ def storage_key(tensor: torch.Tensor) -> int:
 
     Fallback: the identity of the Python object, which torch keeps as long as the storage.
     """
-    return key_of(tensor.untyped_storage())
+    try:
+        return key_of(tensor.untyped_storage())
+    except NotImplementedError:  # a wrapper of torch.func
+        return id(tensor)
 
 
 def key_of(storage: Any) -> int:

@@ -24,6 +24,7 @@ from bertscope.torch_access import (
     nn,
     storage_key,
     torch,
+    tree_map,
 )
 
 _WORD = ctypes.c_void_p
@@ -194,7 +195,12 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
         stack.callback(kinds.remove, FakeTensor)
     stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     torch._C._set_only_lift_cpu_tensors(True)
-    put(torch, tensor=_lifting(torch.tensor), as_tensor=_lifting(torch.as_tensor))
+    known = torch.jit._builtins._get_builtin_table()  # functions that TorchScript compiles as operators
+    for name in ("tensor", "as_tensor"):
+        lifting = _lifting(original := getattr(torch, name))
+        put(torch, **{name: lifting})
+        known[id(lifting)] = known.get(id(original))
+        stack.callback(known.pop, id(lifting))
     for name in ("_lazy_init", "_lazy_call"):
         put(torch.cuda, **{name: always(None)})
     for name, value in _OF_DRIVER.items():
@@ -213,7 +219,11 @@ def _lifting(original: Any) -> Any:
     def make(*args: Any, **kwargs: Any) -> Any:
         """Make a tensor on the CPU and move it, also in a thread of autograd: each thread has a flag for it."""
         torch._C._set_only_lift_cpu_tensors(True)
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except NotImplementedError:  # a list of numbers on the GPU, which torch reads below all modes
+            numbers = tree_map(lambda leaf: leaf.item() if isinstance(leaf, fake_class()) else leaf, args[0])
+            return original(numbers, *args[1:], **kwargs)
 
     return make
 

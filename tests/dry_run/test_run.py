@@ -148,6 +148,13 @@ assert torch.load("saved.pt", map_location="cpu", mmap=True)["saved"].shape == (
 assert torch.load("saved.pt")["saved"].is_cuda and torch.cuda.memory_allocated() == held
 assert torch.allclose(torch.ones(2).cuda(), torch.ones(2).cuda())
 assert not torch.equal(torch.zeros(2).cuda(), torch.ones(2).cuda())
+losses = [model(torch.ones(2, 256).cuda()).mean() for _ in range(2)]
+assert torch.tensor(losses).tolist() == [1.0, 1.0]
+@torch.jit.script
+def scaled(x: torch.Tensor): return x * torch.tensor(x.size(-1))
+assert scaled(losses[0][None]).is_cuda
+params = dict(model.named_parameters())
+assert torch.func.grad(lambda w: torch.func.functional_call(model, w, (torch.ones(2, 256).cuda(),)).sum())(params)
 assert torch.zeros(2).type(torch.cuda.HalfTensor).dtype == torch.float16 and torch.cuda.FloatTensor(2, 3).is_cuda
 with torch.cuda.nvtx.range("step"):
     step(64)
@@ -412,6 +419,11 @@ FAULTS = {  # what a run tells: whose fault it is, and the line
     "op(model[0].weight)": ("refused", "train.py:10"),
     STEP + "import bertscope\nbertscope.run(lambda: step(4))": ("failed", "train.py:10"),
     STEP + "torch.cuda.CUDAGraph()": ("refused", "train.py:9"),
+    STEP + "torch.nested.nested_tensor([torch.ones(2, 4)], layout=torch.jagged, device='cuda') + 1": (
+        "refused", "train.py:9",
+    ),
+    STEP + "from torch.nn.attention.flex_attention import flex_attention\nx = torch.ones(1, 1, 128, 16).cuda()\n"
+    "flex_attention(x, x, x)": ("refused", "train.py:11"),
     STEP + "step(4)": ("report", None),
 }  # fmt: skip
 
