@@ -101,8 +101,9 @@ def _refuse_outside(name: str, value: Any) -> None:
     root = Path.cwd().resolve()
     for text in [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]:
         for part in [text] if name == "file" else [text, *re.split("[:,=]", text)]:
-            path = Path(os.path.realpath(os.path.expanduser(part.replace("\0", ""))))
-            if os.path.exists(path) and not path.is_relative_to(root):
+            forms = [Path(form.replace("\0", "")) for form in (part, part.strip())]  # ./~ is ~, which readers expand
+            paths = [Path(os.path.realpath(path)) for form in forms for path in (form, os.path.expanduser(form))]
+            if any(os.path.exists(path) and not path.is_relative_to(root) for path in paths):
                 raise SelectionError(f"{name} {part[:100]!r} is outside {root}, in which 'bertscope mcp' was started")
 
 

@@ -50,6 +50,8 @@ REFUSED = (
     ("count", {"model": "../config.json"}, "is outside"),
     ("count", {"model": "link.json"}, "is outside"),
     ("count", {"model": "~/../.."}, "is outside"),
+    ("count", {"model": "./~"}, "is outside"),
+    ("estimate", {"model": "bert-tiny", "gpu": "t4", "price": " /etc/passwd ", "sequences": 1}, "is outside"),
     ("estimate", {"model": "bert-tiny", "loss": "distil:../config.json"}, "is outside"),
     ("estimate", {"model": "bert-tiny", "gpu": "t4", "price": "/etc/passwd", "sequences": 1}, "is outside"),
     ("check", {"files": ["bert-tiny", "/etc"]}, "is outside"),
