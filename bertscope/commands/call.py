@@ -86,6 +86,11 @@ class CommandLine(SimpleNamespace):
             if options.get("lora"):
                 raise SelectionError(f"--lora and --from {file} both describe adapters; leave one out")
             options = {**options, "lora": str(file), "training_file": None}
+        if (columns := options.get("columns")) and options["style"] == "torchinfo":
+            from bertscope.reports.modules import TORCHINFO_OF_A_RUN
+
+            is_of_a_run = not {name.strip() for name in columns.split(",")}.isdisjoint(TORCHINFO_OF_A_RUN)
+            options = {**options, "shapes": options["shapes"] or is_of_a_run}
         super().__init__(**options)
         self.command, self.given, self.project = command, options, project()
         defaults = self.project
@@ -149,9 +154,9 @@ class CommandLine(SimpleNamespace):
             return False
         return True
 
-    def traced(self, source: ModelSource, *, is_needed: bool = False) -> dict[str, Any] | None:
-        """Return a forward pass's shapes on meta, if they are wanted or needed."""
-        if not self.shapes and not is_needed:
+    def traced(self, source: ModelSource) -> dict[str, Any] | None:
+        """Return a forward pass's shapes on meta, if they are wanted."""
+        if not self.shapes:
             return None
         from bertscope.api.requests import length_of
         from bertscope.tracing.flops import source_shapes

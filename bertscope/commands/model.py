@@ -125,11 +125,9 @@ def check_interactive() -> None:
 
 def _show_as_torchinfo(call: CommandLine, depth: int | None) -> None:
     """Show a model's tree in torchinfo's layout, and in a note the unique parameters if its total differs."""
-    from bertscope.reports.modules import TORCHINFO_OF_A_RUN
-
     columns = None if call.columns is None else [name.strip() for name in call.columns.split(",")]
     source, built = call.built()
-    shapes = call.traced(source, is_needed=not set(columns or ()).isdisjoint(TORCHINFO_OF_A_RUN))
+    shapes = call.traced(source)
     if source.layers > MAX_BUILT_LAYERS:
         raise SelectionError(f"--style torchinfo has a line for each of {source.layers:,} layers; leave it out")
     report = bertscope.tree(built, name=source.name, folded=False, shapes=shapes)

@@ -75,6 +75,7 @@ def _kinds() -> list[str]:
 
 # What the options of the tree and of one run have an effect with; torchinfo's layout is a table of all types.
 _NO_TORCHINFO, _NO_TORCH = {"style": partial(ne, "torchinfo")}, {"style": partial(ne, "torch")}
+_WITH_SHAPES = {"shapes": bool}  # in count and tree, which run the model for its shapes only
 _WITH_FORMATS = {**_NO_TORCHINFO, "interactive": not_}
 _OF_LENGTHS, _OF_ONE_RUN = {"lengths": bool}, {"lengths": not_, "fit": not_}
 _OF_ONE_MODEL = ("stored", "expect", "operators", "convention", "lengths", "timeline", "snapshot", "show_script")
@@ -109,12 +110,13 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "freeze": _row("Freeze parameters by name or glob, such as embeddings or '*.bias'. Repeatable.", (), section="loop",
                    metavar="PATTERN", concerns=_NO_TORCH),
     # the sizes and the shapes of inputs
-    "batch": _row("The batch size.", RunConfig.batch, int, low=-1, section="common", metavar="N", flag="-b"),
+    "batch": _row("The batch size.", RunConfig.batch, int, low=-1, section="common", metavar="N", flag="-b",
+                  concerns=_WITH_SHAPES),
     "seq": _row(f"The sequence length in tokens. [default: {RunConfig.seq}, or the model's maximum]", kind=int, low=-1,
-                section="common", metavar="N", flag="-s"),
+                section="common", metavar="N", flag="-s", concerns=_WITH_SHAPES),
     "inputs": _row("An input of forward, such as pixel_values=Bx3x224x224:float32. B is --batch and S is --seq; "
                    "batch.image=... is a key of a dictionary. Repeatable.", (), section="sizes",
-                   option="input", metavar="NAME=SHAPE:DTYPE"),
+                   option="input", metavar="NAME=SHAPE:DTYPE", concerns=_WITH_SHAPES),
     "shapes": _flag("Show input and output shapes at --batch and --seq.", section="sizes", concerns=_NO_TORCH),
     "lengths": _row("Estimate an epoch with the sequence lengths in a file. One number a line, .jsonl, .csv, "
                     "or normal:256,64,16,512 (mean, deviation, minimum, maximum) for a distribution; --seq truncates.",

@@ -263,7 +263,7 @@ class RunConfig(Settings):
     )
     torch: str = row(
         "", "The torch version to estimate, such as 1.10 or 2.6. The installed one is the default.", section="gpu",
-        metavar="VERSION", convert=_version_text, concerns=_OF_CUDA, text="torch {}",
+        metavar="VERSION", choices=("1.10", "2.6"), convert=_version_text, concerns=_OF_CUDA, text="torch {}",
     )
     # fmt: on
     parallelism: Parallelism = ONE_PROCESS

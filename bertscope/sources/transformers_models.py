@@ -178,9 +178,9 @@ def check_family(members: Mapping[str, Any]) -> None:
     common, families = _keys()
     known = RULES.keys() | common
     if strange := [name for name in members if name not in known and not str(name).startswith("_")]:
-        if len(strange) == 1:
-            refuse_misspelling(str(strange[0]), members)
         of = next((of for keys, of in families.items() if any(name in strange for name in keys.split())), "")
+        if len(strange) == 1 and not of:
+            refuse_misspelling(str(strange[0]), members)
         family = f"with its family, by these keys {of}" if of else 'with its family; "bert" passes over such keys'
         remedy = f'add "model_type" {family}' if of != _OWN_FORM else f"give its config.json, since this is a {of}"
         names = ", ".join(map(str, strange[:3])) + " ..." * (len(strange) > 3)
