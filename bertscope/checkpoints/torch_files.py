@@ -427,8 +427,7 @@ def _containers(top: Any) -> Iterator[tuple[str, Any, list[tuple[Any, Any]]]]:
         seen.add(id(value))
         items = list(value.items() if isinstance(value, PickledDict) else enumerate(value))
         yield path, value, items
-        waiting += [(f"{path}.{key}" if path else str(key), item, depth + 1)
-                    for key, item in items if not _holds_tensors(item)]  # fmt: skip
+        waiting += [(f"{path}.{key}" if path else str(key), item, depth + 1) for key, item in items]
 
 
 def _holds_tensors(item: Any) -> bool:

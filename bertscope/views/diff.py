@@ -143,7 +143,7 @@ def _checkpoint_answer(report: CheckpointReport) -> str:
     text = f"{counted(_params(report), 'parameter')} in {counted(stored.tensors, 'tensor')}"
     if not (other_bytes := sum(part.bytes for part in stored.parts if part.what == _OTHERS)):
         return f"{text}, {bytes_text(stored.file_bytes)}."
-    names = f" ({stored.metadata.get('left out', '')})", 1
+    names = f" ({left_out})" if (left_out := stored.metadata.get("left out")) else "", 1
     return line_of(f"{text}, {bytes_text(stored.tensor_bytes)}; {bytes_text(other_bytes)} of other tensors", names)
 
 

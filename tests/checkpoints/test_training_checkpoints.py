@@ -38,6 +38,7 @@ NESTED = {
     "ema": ({"model": WEIGHTS, "ema": {name: value.clone() for name, value in WEIGHTS.items()}}, ("ema",)),
     "ema alone": ({"ema": OrderedDict(WEIGHTS), "optimizers": [OPTIMIZER]}, ("optimizers",)),
     "array": ({"state_dict": WEIGHTS, "classes": numpy.arange(3)}, ("classes (NumPy array)",)),
+    "in a list with a tensor": ({"models": [WEIGHTS, torch.tensor(2.0)], "mean": torch.zeros(3)}, ["mean", "models.1"]),
 }  # fmt: skip
 
 
