@@ -402,7 +402,7 @@ def fits(
     >>> [report.gpu.name for report in bertscope.fits("bert-tiny", gpu="t4,a10", seq=64, batch=4)]
     ['t4', 'a10']
     """
-    tensors = requests.inputs_of(inputs, settings)
+    tensors = requests.inputs_of(inputs, settings, seq=settings.get("seq"))
     keywords = {**settings} if budget is None else {**settings, "budget": budget}
     request = requests.request_of("fits" if batch_total is None else "fewest", model, keywords).without("batch")
     source = source_of(request.subject, name=name, inputs=requests.batched(tensors))
@@ -485,7 +485,7 @@ def plan(
     """
     from bertscope.memory.plan import plan_report
 
-    own_inputs = requests.inputs_of(inputs, settings)
+    own_inputs = requests.inputs_of(inputs, settings, batch=batch, seq=settings.get("seq"))
     explicit = {key: value for key, value in (("budget", budget), ("batch", batch)) if value is not None}
     request = requests.request_of("plan", model, {**settings, **explicit})
     if batch_total is not None:

@@ -50,7 +50,7 @@ def report(
     >>> page["encoder"].params
     7087872
     """
-    data = requests.inputs_of(inputs, settings)
+    data = requests.inputs_of(inputs, settings, seq=settings.get("seq"))
     request = requests.request_of("report", model, settings)
     module = request.subject if data is None else requests.built(request.subject)[0]
     sources = [

@@ -85,16 +85,20 @@ def built(model: Model, name: str | None = None, quantize: str = STORED) -> tupl
     return quantized_for_counting(source, quantize), source.name
 
 
-def inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
+def inputs_of(inputs: Any, keywords: GivenInputs, **determined: Any) -> Any:
     """Take a module's inputs out of a function's keywords, and return them; None without any.
 
     They are `inputs`, or `input_data` as torchinfo calls them, or tensors on meta of `input_size`, a size or several,
-    whose `dtypes` are by default float32. Raises SelectionError for two of these, and for a size that is none.
+    whose `dtypes` are by default float32. Raises SelectionError for two of these, for a size that is none, and for a
+    value of what the inputs determine.
     """
     data, input_size, dtypes = (keywords.pop(key, None) for key in INPUT_KEYWORDS)  # type: ignore[misc]
     if sum(item is not None for item in (inputs, data, input_size)) > 1:
         raise SelectionError("give one of inputs, input_data and input_size")
     inputs = data if inputs is None else inputs
+    values = [name for name, value in determined.items() if value is not None]
+    if values and (inputs is not None or input_size is not None):
+        raise SelectionError(f"{values[0]} is determined by the inputs; leave it out")
     if input_size is None:
         if dtypes is not None:
             raise SelectionError("dtypes belong to input_size; give it too, or leave dtypes out")

@@ -158,3 +158,13 @@ def test_a_report_has_the_sizes_of_the_inputs_and_of_the_optimizer_that_it_is_ab
 def test_summary_takes_inputs_by_position_as_other_functions(wrap):
     ids = torch.zeros(6, 9, dtype=torch.int64)
     assert bertscope.summary(Words(), wrap(ids)) == bertscope.summary(Words(), input_data=wrap(ids))
+
+
+@pytest.mark.parametrize(("name", "keyword"), [
+    ("fit", "seq"), ("fits", "seq"), ("plan", "seq"), ("plan", "batch"), ("report", "seq"), ("estimate", "batch"),
+    ("flops", "seq"), ("count", "batch"), ("tree", "seq"), ("explain", "seq"),
+])  # fmt: skip
+def test_a_keyword_for_what_the_inputs_determine_is_refused(name, keyword):
+    budget = {"budget": "1GiB"} if name in ("fit", "fits", "plan") else {}
+    with pytest.raises(SelectionError, match=keyword):
+        getattr(bertscope, name)(torch.nn.Linear(4, 4), input_size=(1, 4), **budget, **{keyword: 9})
