@@ -93,7 +93,7 @@ def test_what_to_do_next_is_a_call_that_a_tool_takes(project):
         tool, _, words = text.partition("Next: ")[2].partition("\n")[2].strip().rstrip(")").partition("(")
         arguments = eval(f"dict({words})")
     assert (tool, agents.answer(tool, arguments)[1]) == ("estimate", False)
-    text, _ = agents.answer("plan", {"model": "bert-mini", "budget": "500MiB", "batch": 64, "emit": "torch"})
+    text, _ = agents.answer("plan", {"model": "bert-tiny", "budget": "200MiB", "batch": 16, "emit": "torch"})
     assert "def save_operators" in text
 
 

@@ -24,7 +24,7 @@ ANSWERS = (
     "estimate bert-tiny --strategy fsdp --world-size 8", "fit bert-tiny --gpu t4", "fit bert-tiny --budget 30MiB",
     "estimate bert-tiny --lengths normal:64,32,8,128 --batch 32 --gpu t4",
     "fit bert-tiny --budget 64MiB --seq 64,128 --precision fp32", "fit bert-tiny --gpu t4,a10 --batch 8",
-    "plan bert-mini --budget 300MiB --batch 64", "plan bert-mini --budget 4GiB --batch 8",
+    "plan bert-tiny --budget 160MiB --batch 64", "plan bert-tiny --budget 4GiB --batch 8",
     "plan bert-tiny --budget 60MiB --batch 16 --may-change lora",
     "estimate bert-tiny --gpu t4 --eval-batch 65536 --seq 512",
     "profile bert-tiny --steps 0 --seq 16", "run --gpu t4 train.py", "sweep grid.yaml --output results.jsonl",
