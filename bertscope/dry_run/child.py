@@ -139,8 +139,8 @@ class Installed:
         script_run, log, context = self.script_run, self.recorder.log, self.script_run.context
         report = RunReport(
             script=script_run.script, arguments=script_run.arguments, gpu=script_run.gpu, phases=(),
-            budget_bytes=script_run.budget_bytes, updates=self.recorder.updates, failure=failure,
-            assumed=tuple(self.assumed), remarks=tuple(self.device.remarks),
+            budget_bytes=script_run.budget_bytes, updates=self.recorder.updates or self.recorder.waited,
+            failure=failure, assumed=tuple(self.assumed), remarks=tuple(self.device.remarks),
         )  # fmt: skip
         if not log.events:
             return report, None
