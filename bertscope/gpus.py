@@ -157,6 +157,9 @@ def find_gpu(name: str) -> Gpu:
     instance = next((gpu for pattern, gpu in _INSTANCES.items() if re.match(pattern, spelling)), "")
     spelling = re.sub(r"(?<=[0-9])(?=ti|super)|(?<=rtx|gtx)(?=[0-9])", "-", spelling)  # rtx4060ti
     wanted = instance or "-".join(word for word in spelling.split("-") if word not in _ADDED)
+    sized = re.fullmatch(r"(.+)-([0-9]{1,3})-?gb?", wanted, re.ASCII)  # A10G 24GB, where there is one size
+    if sized and sized[1] in GPUS and abs(GPUS[sized[1]].memory_bytes / int(sized[2]) / 2**30 - 1) < 0.1:
+        wanted = sized[1]
     sizes = [gpu for gpu in GPUS if re.fullmatch(rf"([rg]tx-)?{re.escape(wanted)}(-[0-9]+gb)?", gpu)]
     if wanted in GPUS or len(sizes) == 1:
         return GPUS[wanted if wanted in GPUS else sizes[0]]

@@ -5,6 +5,7 @@ cache, and files at and below the working directory. A client's text is no CodeN
 """
 
 import gc
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any
 import bertscope
 from bertscope.commands.options import option_row
 from bertscope.commands.table import COMMANDS
-from bertscope.errors import MissingExtraError, SelectionError, naming, one_line, told
+from bertscope.errors import MissingExtraError, SelectionError, naming, one_line, suggestion, told
 from bertscope.reports.page import ComparisonReport
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import Row
@@ -23,16 +24,26 @@ from bertscope.settings.run_config import QUESTIONS, Question
 from bertscope.sources.find import find
 from bertscope.views.console import asked_by
 
-_TOOLS = {name: COMMANDS[name] for name in ("count", "flops", "estimate", "fit", "plan", "why", "check")}
+_TOOLS = {name: COMMANDS[name] for name in ("count", "flops", "estimate", "fit", "plan", "why", "check", "presets")}
 _OF_MODEL = ("model", "architecture", "attention", "lora")
-_OPTIONS = (*_OF_MODEL, "file", "files", "by", "batch", "batch_total", "exact", "may_change", "emit")
+_OPTIONS = (*_OF_MODEL, "file", "files", "by", "batch", "batch_total", "exact", "may_change", "emit", "name")
 _LEFT_OUT = {("count", "batch"), ("check", "architecture")}
 _HELP = {
     "model": "A preset, a model in the Hugging Face cache, or the path of a config.json, a checkpoint or their folder.",
     "file": "The text of an out-of-memory error, or the path of a log or a memory snapshot.",
+    "files": "Presets, *.bertscope.yaml files or their folders; by default all below the server's folder. A file is "
+    "{model: bert-tiny, expected: {distinct_params: 4385920, flops: {any name: {batch: 1, seq: 128, mode: inference, "
+    "matmul_flops: 109084672}}, memory: {any name: {batch: 8, seq: 128, peak_bytes: 98 MiB, tolerance: 2 %}}}}.",
+    "device": "The device: cpu, or cuda, which a gpu implies.",
 }
-_JSON = {"type": "boolean", "description": "Return every number as JSON instead of a text with the main ones."}
-_REQUIRED = {"why": "file", "check": "files"}
+_JSON = {
+    "type": "boolean",
+    "default": False,
+    "description": "Return the numbers as JSON, without the memory over time.",
+}
+_REQUIRED = {"why": ["file"], "check": [], "presets": []}
+# What an error advises that a client cannot do.
+_NOT_HERE = re.compile(r"; (name it on the command line.*|download fetches a model from the Hugging Face hub)")
 _OF_A_TERMINAL = re.compile(r"\s*(Several [^.]*models|Exit code)[^.]*\.|\s*examples:.*", re.DOTALL)
 _QUESTIONS = {**dict.fromkeys(_TOOLS, Question(records=())), **QUESTIONS}
 
@@ -50,11 +61,15 @@ def _plain(text: str) -> str:
 
 def schema(tool: str) -> dict[str, Any]:
     """Return the JSON Schema of a tool's arguments."""
-    compared, properties = _QUESTIONS[tool].compared, {"json": _JSON}
+    question, required, properties = _QUESTIONS[tool], _REQUIRED.get(tool, ["model"]), {"json": _JSON}
     for name, row in _rows(tool).items():
-        text = f"{_HELP.get(name, row.help)}{' Several with commas.' * (name in compared)} Takes {row.takes}."
-        properties[name] = {**row.json_type(has_text=name in compared), "description": _plain(text)}
-    return {"type": "object", "properties": properties, "required": [_REQUIRED.get(tool, "model")]}
+        is_compared, default = name in question.compared, question.defaults.get(name, row.default)
+        kind = row.json_schema(is_compared=is_compared)
+        takes = f" Takes {row.takes}." * (is_compared or row.is_size or row.or_file or row.convert is not None)
+        text = f"{_HELP.get(name, row.help)}{' Several with commas.' * is_compared}{takes}"
+        kind |= {"default": default} if default not in (None, (), ...) and name not in required else {}
+        properties[name] = {**kind, "description": _plain(text)}
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def answer(tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
@@ -70,16 +85,20 @@ def answer(tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         with naming(lambda name: "json" if name == "to_markdown()" else name), asked_by(call):
             return _text(tool, dict(known)), False
     except Exception as error:
-        return str(told(error) or f"internal error: {type(error).__name__}: {one_line(str(error))}"), True
+        text = str(told(error) or f"internal error: {type(error).__name__}: {one_line(str(error))}")
+        return re.sub(rf"'?bertscope ({'|'.join(_TOOLS)})\b'?", r"the tool \1", _NOT_HERE.sub("", text)), True
 
 
 def _text(tool: str, arguments: dict[str, Any]) -> str:
     if tool not in _TOOLS:
         raise SelectionError(f"there is no tool {tool[:40]!r}; the tools are {', '.join(_TOOLS)}")
-    rows, question, required = _rows(tool), _QUESTIONS[tool], _REQUIRED.get(tool, "model")
+    rows, question = _rows(tool), _QUESTIONS[tool]
     is_json = arguments.pop("json", None) is True
-    if not arguments.get(required):
-        raise SelectionError(f"{required} is missing; {_HELP.get(required, rows[required].help)}")
+    for name in _REQUIRED.get(tool, ["model"]):
+        if not arguments.get(name):
+            raise SelectionError(f"{name} is missing; {_HELP[name]}")
+    if unknown := next((name for name in arguments if name not in rows), ""):
+        raise SelectionError(f"{tool} has no parameter {unknown[:40]!r}; {suggestion(unknown, [*rows, 'json'])}")
     for name, value in arguments.items():
         _refuse_outside(name, value)
     options = {name: rows[name].read(arguments.pop(name)) for name in _OPTIONS if name in rows and name in arguments}
@@ -91,10 +110,13 @@ def _text(tool: str, arguments: dict[str, Any]) -> str:
     if tool == "why" and (os.path.exists(texts[0]) or texts[0] == "-"):  # standard input is the client's
         texts = [os.path.abspath(texts[0])]
     function: Any = getattr(bertscope, "fits" if tool == "fit" else tool)
-    report = function(*texts, *[subject] * (tool != "check"), **options)
+    report = function(*texts, *[subject] * (tool not in ("check", "presets")), **options)
     if tool == "fit":
         report = ComparisonReport(of=tool, reports=report) if len(report) > 1 else report[0]
-    return str(report.emitted(form) if form else report.to_json() if is_json else report)
+    if is_json and not form:  # a timeline has 600 samples
+        data = json.loads(report.to_json(), object_pairs_hook=lambda items: {k: v for k, v in items if k != "timeline"})
+        return json.dumps(data, separators=(",", ":"))
+    return str(report.emitted(form) if form else report)
 
 
 def _refuse_outside(name: str, value: Any) -> None:

@@ -133,13 +133,22 @@ class Row(Record):
         """Return True if one run has a list of values."""
         return isinstance(self.default, tuple)
 
-    def json_type(self, *, has_text: bool = False) -> dict[str, Any]:
-        """Return the JSON Schema of a value; one that is a size, a file, or with `has_text`, may be a text too."""
+    def json_schema(self, *, is_compared: bool = False) -> dict[str, Any]:
+        """Return the JSON Schema of a value; a size, a file, or what a run compares may be a text too."""
         if self.is_list:
-            return {"type": "array", "items": {"type": "string"}}
+            return {"type": ["array", "string"], "items": {"type": "string"}}
         kind = {bool: "boolean", int: "integer", float: "number"}.get(self.kind, "string")
-        is_text = has_text or self.is_size or self.or_file
-        return {"type": [*dict.fromkeys([kind, *["string"] * bool(is_text)])]}
+        if is_compared or self.is_size or self.or_file:
+            return {"type": "string" if kind == "string" else [kind, "string"]}
+        if self.choices and not self.convert:
+            return {"type": kind, "enum": [*self.choices]}
+        if kind in ("boolean", "string"):
+            return {"type": kind}
+        return {
+            "type": kind,
+            "minimum": self.low,
+            **({"exclusiveMaximum": self.below} if self.below < MAX_SIZE else {}),
+        }
 
     @property
     def takes(self) -> str:

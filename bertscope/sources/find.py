@@ -331,7 +331,7 @@ def _unknown(name: str) -> SourceError:
         return SourceError(f"there is no file {name[:100]!r}; check the path")
     option, _, value = name.partition("=")
     hints = {
-        "(?i:true|false|yes|no|on|off)": "an option without a value is written alone",
+        "(?i:true|false|yes|no|on|off|[0-9]*[.][0-9]+)": "an option without a value is written alone",
         "[0-9]+": f"write a list with commas, such as 128,{name[:9]}",
         rf"({'|'.join(LORA_RULES)})=.*": f"{name_of('lora')} has commas, as in {LORA_EXAMPLE}",
         "[a-z_]+=.*": f"an option is --{option.replace('_', '-')} {value[:40]}",

@@ -42,9 +42,15 @@ def verdict(report: MemoryReport) -> str:
     return step.line_of(*facts, ", without generation" * is_generation_left_out(report))
 
 
+def _is_assumed_cpu(report: MemoryReport) -> bool:
+    """Return True for an estimate for a CPU, which is the device if nobody names one."""
+    return report.run.device == CPU and not report.gpu and not any(row.measured for row in report.variants)
+
+
 def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Sequence[step.Fact]:
     """Return facts on one variant's peak, on what the second one saves, or on the lowest of several."""
     name, memory = known[0]
+    on_cpu = " on a CPU" * _is_assumed_cpu(report)
     peak, cost = memory.peak, memory.cost
     if len(known) == 1:
         timing = next((row.timing for row in report.variants if row.timing and row.timing.step_seconds), None)
@@ -53,7 +59,8 @@ def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Sequenc
         sides = {phase.phase == EVALUATING: phase for phase in sorted(memory.phases, key=attrgetter("peak_bytes"))}
         other = sides.get(peak.phase != EVALUATING)
         lower = f", {bytes_text(other.peak_bytes)} {in_phase(other.phase)}" if other else ""
-        return f"Peak {bytes_text(peak.peak_bytes)} {in_phase(peak.phase)}{lower}", (reserved, 1), (time, 2)
+        text = f"Peak {bytes_text(peak.peak_bytes)}{on_cpu} {in_phase(peak.phase)}{lower}"
+        return text, (reserved, 1), (time, 2)
     sizes = [other.peak.peak_bytes for _, other in known]
     if len(set(sizes)) == 1:
         phases = {in_phase(other.peak.phase) for _, other in known}
@@ -61,11 +68,11 @@ def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Sequenc
         always = f", always {phases.pop()}" * (len(phases) == 1)
         helps = [row.break_even.pays_from_batch for row in report.variants if row.break_even][:1]
         from_batch = "".join(f"; it helps from batch {count_text(batch)}" for batch in helps)
-        return f"Peak {bytes_text(sizes[0])} {ways}", (always, 1), (from_batch, 2)
+        return f"Peak {bytes_text(sizes[0])}{on_cpu} {ways}", (always, 1), (from_batch, 2)
     if len(known) == 2:
         return _comparison(*(row for row in report.variants if row.memory))
     lowest = known[sizes.index(min(sizes))][0]
-    text = f"Lowest of {len(sizes)} peaks: {bytes_text(min(sizes))} {with_checkpointing(lowest)}"
+    text = f"Lowest of {len(sizes)} peaks{on_cpu}: {bytes_text(min(sizes))} {with_checkpointing(lowest)}"
     return text, (f", {bytes_text(sizes[0])} {'without' if name == NONE else with_checkpointing(name)}", 1)
 
 
@@ -100,7 +107,7 @@ def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fac
 
 def _settings(report: MemoryReport) -> str:
     facts = step.sizes(report.run, report.inputs_given)
-    if report.run.device == CPU and not report.gpu and not any(row.measured for row in report.variants):
+    if _is_assumed_cpu(report):
         facts.append(f"CPU ({named('gpu')} t4 for a GPU)")
     return step.settings_line(report, *facts, groups=len(report.ranks))
 

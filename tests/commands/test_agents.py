@@ -32,6 +32,7 @@ ANSWERS = {
     "plan": ({"model": "bert-tiny", "gpu": "t4", "batch": 8, "seq": 64}, "Fits on t4"),
     "why": ({"file": OOM}, "Fragmentation: 4.84 GiB"),
     "check": ({"files": ["bert-tiny"]}, "1 file: "),
+    "presets": ({"name": "bert-tiny"}, "1 preset"),
 }
 
 
@@ -58,10 +59,11 @@ REFUSED = (
     ("why", {"file": "/etc/passwd"}, "is outside"),
     ("why", {"file": "-"}, "No such file"),
     ("count", {}, "model is missing"),
-    ("count", {"model": "bert-tony"}, "did you mean 'bert-tiny'"),
+    ("count", {"model": "bert-tony"}, "did you mean 'bert-tiny'? (the tool presets lists the presets)"),
+    ("fit", {"model": "bert-tiny", "gpu": "rtx 3080 12GB"}, "did you mean 'rtx-3080-10gb'"),
     ("count", {"model": "x" * 100_000}, "no preset or file named"),
     ("count", {"model": "a\0b"}, ""),
-    ("count", {"model": "bert-tiny", "output": "x"}, "there is no setting 'output'"),
+    ("count", {"model": "bert-tiny", "output": "x"}, "count has no parameter 'output'"),
     ("estimate", {"model": "bert-tiny", "batch": 10**30}, "batch takes"),
     ("estimate", {"model": "bert-tiny", "batch": [[1]]}, "batch takes"),
     ("fit", {"model": "bert-tiny", "gpu": "t4", "batch": "8"}, "batch takes a whole number"),
@@ -111,11 +113,21 @@ def test_a_parameter_that_is_null_has_its_default(project):
     assert texts[0] == texts[1]
 
 
-def test_each_schema_is_an_object_whose_parameters_are_described():
+def test_each_schema_is_an_object_whose_parameters_are_described_with_their_defaults_and_words():
     for tool in ANSWERS:
         schema = agents.schema(tool)
         assert set(schema["required"]) <= set(schema["properties"])
+        assert json.loads(json.dumps(schema)) == schema
         assert all(item["description"] and "--" not in item["description"] for item in schema["properties"].values())
+    given = agents.schema("estimate")["properties"]
+    assert [given[name]["default"] for name in ("batch", "device", "precision")] == [8, "cpu", "fp32"]
+    assert given["device"]["enum"] == ["cpu", "cuda"]
+
+
+def test_the_json_of_an_estimate_is_short_enough_for_a_model_to_read(project):
+    text, _ = agents.answer("estimate", {"model": "bert-tiny", "gpu": "t4", "json": True})
+    assert len(text) < 20_000
+    assert "timeline" not in text
 
 
 def test_without_the_package_one_line_names_the_extra(cli, monkeypatch):
