@@ -60,15 +60,15 @@ def _lengths(call: CommandLine, **keywords: Any) -> LengthsReport:
     return report
 
 
-def estimate(call: CommandLine) -> None:
-    """Estimate the memory for a step or an epoch."""
+def estimate(call: CommandLine) -> int:
+    """Estimate the memory for a step or an epoch; 1: nothing fits on the GPU."""
     _check_timeline(call)
     if call.show_script:
         write(bertscope.training_script(call.about(call.source())), call.output)
-        return
+        return 0
     if call.lengths is not None:
         _lengths(call)
-        return
+        return 0
     wants = [] if call.snapshot is None else ["snapshot"]
 
     def answer_of(model: str) -> Any:
@@ -84,6 +84,7 @@ def estimate(call: CommandLine) -> None:
         _write_timeline(call, reports[0])
     if call.snapshot is not None:
         write_file(call.snapshot, extras[0]["snapshot"])
+    return int({variant.answer for report in reports for variant in report.variants} == {NO})
 
 
 def profile(call: CommandLine) -> int:

@@ -147,7 +147,7 @@ exit codes: 0 the file is explained, 2 it has no such content or is missing
 Estimate the peak memory of a training step and its parts.
 
 No memory is allocated and no GPU is needed: forward, backward and optimizer step run on fake tensors. Several models
-get one row each.
+get one row each. Exit code 1: nothing fits on --gpu.
 
 examples:
   bertscope estimate bert-large-zh --batch 32 --seq 512 --precision autocast-bf16

@@ -92,15 +92,12 @@ def _verdict(report: DiffReport) -> str:
 
 
 def _tip(report: DiffReport) -> str:
-    """Return how to see both models side by side; empty for files with tensors, and for two states of one model."""
-    if {report.a.obtained, report.b.obtained} != {"computed"} or report.is_empty:
-        return ""
-    has_two_classes = report.a.architecture != report.b.architecture
+    """Return how to compare two classes of one family as the same class; else empty."""
     a, b = ((side.config or {}).get("model_type") for side in (report.a, report.b))
-    if has_two_classes and a and a == b and named("architecture").startswith("-"):
-        command = command_text("diff", {"architecture": report.a.architecture}, {})
-        return f"compare both as {report.a.architecture}\n  {command}"
-    return f"count both, part by part\n  {command_text('count', {}, {}, 'bertscope.count(a), bertscope.count(b)')}"
+    is_same = report.is_empty or report.a.architecture == report.b.architecture or named("architecture")[0] != "-"
+    if is_same or not a or a != b or {report.a.obtained, report.b.obtained} != {"computed"}:
+        return ""
+    return f"compare both as {(name := report.a.architecture)}\n  {command_text('diff', {'architecture': name}, {})}"
 
 
 VIEW = View(

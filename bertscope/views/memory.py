@@ -42,15 +42,11 @@ def verdict(report: MemoryReport) -> str:
     return step.line_of(*facts, ", without generation" * is_generation_left_out(report))
 
 
-def _is_assumed_cpu(report: MemoryReport) -> bool:
-    """Return True for an estimate for a CPU, which is the device if nobody names one."""
-    return report.run.device == CPU and not report.gpu and not any(row.measured for row in report.variants)
-
-
 def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Sequence[step.Fact]:
     """Return facts on one variant's peak, on what the second one saves, or on the lowest of several."""
     name, memory = known[0]
-    on_cpu = " on a CPU" * _is_assumed_cpu(report)
+    is_estimate = not any(row.measured for row in report.variants)
+    on_cpu = " on a CPU" * (is_estimate and report.run.device == CPU)  # the device if nobody names one
     peak, cost = memory.peak, memory.cost
     if len(known) == 1:
         timing = next((row.timing for row in report.variants if row.timing and row.timing.step_seconds), None)
@@ -70,7 +66,7 @@ def _peaks(report: MemoryReport, known: Sequence[tuple[str, Memory]]) -> Sequenc
         from_batch = "".join(f"; it helps from batch {count_text(batch)}" for batch in helps)
         return f"Peak {bytes_text(sizes[0])}{on_cpu} {ways}", (always, 1), (from_batch, 2)
     if len(known) == 2:
-        return _comparison(*(row for row in report.variants if row.memory))
+        return _comparison([row for row in report.variants if row.memory], on_cpu)
     lowest = known[sizes.index(min(sizes))][0]
     text = f"Lowest of {len(sizes)} peaks{on_cpu}: {bytes_text(min(sizes))} {with_checkpointing(lowest)}"
     return text, (f", {bytes_text(sizes[0])} {'without' if name == NONE else with_checkpointing(name)}", 1)
@@ -106,10 +102,7 @@ def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fac
 
 
 def _settings(report: MemoryReport) -> str:
-    facts = step.sizes(report.run, report.inputs_given)
-    if _is_assumed_cpu(report):
-        facts.append(f"CPU ({named('gpu')} t4 for a GPU)")
-    return step.settings_line(report, *facts, groups=len(report.ranks))
+    return step.settings_line(report, *step.sizes(report.run, report.inputs_given), groups=len(report.ranks))
 
 
 def _tip(report: MemoryReport) -> str:
@@ -154,7 +147,7 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     known = [(name, variant, variant.memory) for name, variant in variants if variant.memory is not None]
     for _, other, memory in known[1:]:
         _, first, first_memory = known[0]
-        yield step.line_of(*_comparison(first, other), limit=400)
+        yield step.line_of(*_comparison([first, other], ""), limit=400)
         if memory.cost.peak_bytes >= first_memory.cost.peak_bytes and other.break_even is not None:
             points = "".join(
                 f"; at batch {point.batch} it saves {bytes_text(point.first_bytes - point.own_bytes)}"
@@ -181,15 +174,16 @@ def _headed(report: MemoryReport) -> list[tuple[str, Variant]]:
     return [(with_checkpointing(name).removeprefix("with "), variant) for name, variant in _named(report)]
 
 
-def _comparison(first: Variant, other: Variant) -> list[step.Fact]:
-    before, after = (variant.cost.peak_bytes if variant.cost else 0 for variant in (first, other))
+def _comparison(variants: Sequence[Variant], on: str) -> list[step.Fact]:
+    first, other = variants
+    before, after = (variant.cost.peak_bytes if variant.cost else 0 for variant in variants)
     name = step.strategy_names([step.variant_name(other)])(step.variant_name(other))
     subject = "Checkpointing" if name == "full" else f"{name} checkpointing"
-    facts: list[step.Fact] = [f"{subject} does not help at this batch: all activations are freed at the peak"]
+    facts: list[step.Fact] = [f"{subject} does not help at this batch{on}: all activations are freed at the peak"]
     if after < before:
-        facts = [f"{subject} saves {bytes_text(before - after)} ({100 * (before - after) / before:.1f} %)"]
+        facts = [f"{subject} saves {bytes_text(before - after)} ({100 * (before - after) / before:.1f} %){on}"]
     elif after > before:
-        facts = [f"{subject} needs {bytes_text(after - before)} more"]
+        facts = [f"{subject} needs {bytes_text(after - before)} more{on}"]
     if first.timing and other.timing and first.timing.median_seconds:
         ratio = other.timing.median_seconds / first.timing.median_seconds
         facts.append((f" and makes a step {ratio:.2f}x as long", 3))
@@ -279,13 +273,13 @@ def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[
         *costs[1:],
         Column("estimated peak", lambda row: "" if row.error is None else bytes_text(row.estimated.cost.peak_bytes),
                right=True),
-        Column("  worst error", _error_text, right=True),
+        Column("  largest error", _error_text, right=True),
         measured("process: one step", "process", lambda process: (
             f"+{bytes_text(process.high_water_bytes - process.resident_before_bytes)}"), detail=step.VERBOSE),
         measured("process: full run", "process.run_high_water_bytes", bytes_text, detail=step.VERBOSE),
         measured(f"step, median of {steps}", "timing", lambda timing: (
             f"{timing.median_seconds:.3f} s" if timing.step_seconds else "")),
-        measured("  slowest - fastest", "timing.step_seconds", lambda seconds: (
+        measured("  spread", "timing.step_seconds", lambda seconds: (
             f"{max(seconds) - min(seconds):.3f} s" if len(seconds) > 1 else "")),
         measured("tokens per second", "timing.tokens_per_second", "{:,.0f}".format, detail=step.VERBOSE),
         measured("FLOP/s", "timing.flops_per_second", lambda rate: f"{rate / 1e9:,.1f} G", detail=step.VERBOSE),
@@ -330,7 +324,7 @@ def saved_table(report: MemoryReport) -> Table:
         cells = [table.get(key) for table in tables]
         rows.append((next(filter(None, cells)), *(row.total_bytes if row else 0 for row in cells)))
     names = [
-        attribute("saved for backward with checkpointing:", "path", missing="(model)", csv=()),
+        attribute("tensors saved for backward", "path", missing="(model)", csv=()),
         attribute("what", "what", is_wide=2, csv=()),
         Column("each", lambda row: f"{shape_text(row.shape)} {row.dtype}" if row.dtype else "", is_wide=3),
         number("tensors", "tensors", is_wide=1, csv=()),

@@ -411,13 +411,16 @@ def settings_line(report: Any, *texts: str, groups: int = 2) -> str:
         *unusual(run, has_gpu=has_gpu),
     ]
     name = "" if subject.name == subject.architecture else f"{one_line(subject.name, limit=40)}: "
+    is_bare = run.mode == TRAINING and run.loss == RunConfig.loss and subject.implementation
+    bare = " (no head)" if is_bare and _BARE.fullmatch(subject.architecture) else ""
     facts = [(f", {word}", -rank) for rank, word in enumerate(optional, 1) if word]
     margins = [f", {margin_text(margin)} margin"] * bool(margin)
-    line = facts_text([f"{name}{subject.architecture}", *facts, *margins], 2 * LINE)
+    line = facts_text([f"{name}{subject.architecture}{bare}", *facts, *margins], 2 * LINE)
     line += lists_all() * (len(line + lists_all()) <= LINE)
     return "\n".join([line, *uncounted(report)])
 
 
+_BARE = re.compile(r"(?!.*(?:Head|Pre[Tt]raining))\w+Model")  # a class whose output has no loss
 # Settings that other texts name.
 _NAMED = (
     "batch", "seq", "mode", "precision", "optimizer", "loop", "checkpointing", "reentrant", "device", "sdpa_kernel",
