@@ -173,7 +173,10 @@ def _no_option(option: str, ctx: Any) -> str:
     if word in forms and not forms[word].startswith("-"):
         return f"{lacks}; write {word.upper()} without it: {_usage_line(ctx)}"
     new = new_name(word, form=form_of_option).removeprefix("use ") or option
-    if having := commands_with(new.split()[0]) if name else []:
+    having = commands_with(new.split()[0]) if name else []
+    if name == "sweep" and {"estimate", "plan"} & {*having}:
+        return f"{lacks}; write a line such as '{new[2:].replace('-', '_')}: [...]' in the GRID that --init writes"
+    if having:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
     forms_of_all = (form for row in params for form in row.opts)
     near = nearest(option.strip("-"), [form[2:] for form in forms_of_all if form.startswith("--")], cutoff=0.7)

@@ -67,10 +67,9 @@ class ModelRequest:
             names = {find_gpu(name).name for name in (typed.values if typed else ()) if name}
             names |= {self.gpu.name} if self.gpu else set()
             if not names & self.prices.hours.keys():
-                shown = f"{', '.join(sorted(self.prices.hours))}, and not {', '.join(sorted(names)) or 'a GPU in use'}"
-                raise request.error(
-                    f"{{price}} is the price of {shown}; give that too, or leave {{price}} out", "price"
-                )
+                priced = ",".join(sorted(self.prices.hours))
+                lacks = f"lacks {', '.join(sorted(names))}; add it, or give" if names else "needs"
+                raise request.error(f"{{price}} {lacks} {{gpu}} {priced}", "price")
 
     @classmethod
     def of(cls, request: Request, source: ModelSource, **defaults: Any) -> ModelRequest:

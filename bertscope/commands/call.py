@@ -42,8 +42,8 @@ MAX_BYTES = 1 << 20  # the largest pyproject.toml of a known project has some 50
 HEADED = ("estimate", "profile", "fit", "flops", "report")  # commands in which a project may choose the class of a BERT
 _COMPARED = ("batch", "seq", "precision", "checkpointing", "gpu")  # by any command
 _MARK = b"[tool.bertscope]"
-_OUTPUTS = ("fmt", "output", "verbose", "rows", "emit", "others", "batch_total", "may_change", "time", "sequences",
-            "price")  # fmt: skip
+_OUTPUTS = ("fmt", "output", "verbose", "rows", "emit", "others", "batch_total", "may_change")
+_PRICED = ("time", "sequences", "price")  # of further commands of the same name
 _OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")
 _STDOUT = Path("-")
 _RUNNING = ("estimate", "flops", "fit", "plan", "profile")
@@ -202,7 +202,11 @@ class CommandLine(SimpleNamespace):
             return ""
         usual = {key for key, value in self.given.items() if key != "model" and key not in self.command.settings
                  and value == option_row(self.command.name, key).default}  # fmt: skip
-        typed = {key: value for key, value in self.given.items() if key not in {*_OUTPUTS, *usual}}
+        typed = {
+            key: value
+            for key, value in self.given.items()
+            if key not in {*_OUTPUTS, *usual, *_PRICED * (name != self.command.name)}
+        }
         typed |= {"input": typed.get("input") or typed.get("inputs")} | dict(changes)
         typed |= {"inputs": typed["input"]}
         if self.command.name == "diff":

@@ -203,8 +203,13 @@ def diagram(call: CommandLine) -> None:
             forward_inputs=inputs | {"input": tuple(call.inputs or ())},
         )  # fmt: skip
     call.show(report, fmt=call.fmt or "mermaid")
+    if call.output is not None:
+        note(f"the diagram is in {call.output}")
+    elif kind == "class" and call.kind is None:
+        note(f"'{call.further('diagram', {'kind': 'forward', 'output': 'forward.svg'})}' draws the forward pass")
     kernel = original.bert_config.attn_implementation if original.bert_config else _STEP_BY_STEP
-    if kind == "forward" and call.attention is None and kernel != _STEP_BY_STEP:
+    has_steps = kind == "forward" and any("softmax" in node.name for node in getattr(report, "nodes", ()))
+    if has_steps and call.attention is None and kernel != _STEP_BY_STEP:
         note(f"attention is drawn in steps ({_STEP_BY_STEP}); --attention {kernel} draws the model's, as one box")
 
 

@@ -20,7 +20,7 @@ from bertscope.reports.memory import FitReport, FitRow
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES, Parallelism
-from bertscope.settings.run_config import RunConfig
+from bertscope.settings.run_config import STORED, RunConfig
 from bertscope.units import FP32
 
 _VARIED = ("batch", "seq", "checkpointing", "reentrant", "precision")
@@ -77,7 +77,9 @@ def fit_report(
     other = simulator.with_options(architecture=name) if head and head.logits else None
     rows = []
     for variant in run_configs:
-        progress(f"{variant.precision} {with_checkpointing(variant.checkpointing)}, seq {variant.seq}")
+        words = "" if variant.precision == STORED else f"{variant.precision} "
+        length = f", seq {variant.seq}" * (variant.seq != run_configs[0].seq or variant.seq != run_configs[-1].seq)
+        progress(f"{words}{with_checkpointing(variant.checkpointing)}{length}")
         run_config = for_gpu(variant, simulator.gpu)
         row = fit_row(simulator, run_config, batch, is_exact=is_exact)
         if row.batch:

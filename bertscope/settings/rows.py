@@ -224,7 +224,9 @@ class Row(Record):
             is_any = near == "autocast-bf16" and "bf" not in value
             older = ", or 'autocast-fp16' on a GPU older than Ampere" * is_any
             raise SettingError(f"{self.form} has no value {quoted(value)}; did you mean {near!r}{older}?", [self.name])
-        raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}", [self.name])
+        is_grid = isinstance(value, str) and "," in value.strip(",") and self.section != "measurement"
+        grid = "; 'bertscope sweep' estimates a grid of several values" * is_grid
+        raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}{grid}", [self.name])
 
     def unmet(self, values: Mapping[str, Any]) -> str:
         """Return another setting whose value leaves this one without effect; an empty text if there is none."""
@@ -235,8 +237,8 @@ class Row(Record):
 # A setting, a value of one, or a sentence why there is none -> what other tools call it.
 _CALLED = {
     "{precision}": "dtype torch_dtype", "{precision} fp16": "half",
-    "{precision} autocast-fp16": "fp16 use_fp16 16 16_mixed",
-    "{precision} autocast-bf16": "autocast bf16 bf16_mixed amp mixed mixed_precision use_amp",
+    "{precision} autocast-fp16": "fp16 use_fp16 16 16_mixed fp16_mixed mixed_fp16",
+    "{precision} autocast-bf16": "autocast bf16 bf16_mixed mixed_bf16 amp mixed mixed_precision use_amp",
     "{loop} plain": "hold_outputs", "{mode} training": "train training backward", "{depth}": "level levels max_depth",
     "{device} cuda": "cuda use_cuda", "{mode} inference": "infer inference eval predict no_grad use_cache kv_cache",
     "{expandable_segments}": "alloc_conf", "{sandbox}": "unsandboxed", "{input}": "inputs",
@@ -246,7 +248,7 @@ _CALLED = {
     "{attention}": "attn attn_implementation attention_implementation",
     "{seq}": "max_length max_seq_length max_seq_len seq_len seq_length sequence_length sequence_len context_length ctx "
              "cutoff_len seqlen",
-    "{batch}": "batch_size per_device_train_batch_size micro_batch_size train_batch_size bs",
+    "{batch}": "batch_size per_device_train_batch_size micro_batch micro_batch_size train_batch_size bs",
     "{loss} model": "cross_entropy crossentropy ce mse", "{attention} flash_attention_2": "flash flash_attn fa2",
     "{checkpointing} full": "yes true on gradient_checkpointing grad_checkpointing activation_checkpointing recompute",
     "{accumulate}": "grad_accum gradient_accumulation_steps gradient_accumulation accumulation_steps grad_acc",

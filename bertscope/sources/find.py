@@ -343,10 +343,10 @@ def _unknown(name: str) -> SourceError:
         return SourceError(f"no preset or file named {name[:100]!r}; {hint}")
     presets_shown = "'bertscope presets' lists the presets"
     near = near_presets(name)
-    fetched = f"{name_of('download')} fetches a model from the Hugging Face hub"
+    fetched = f"'bertscope count {name} --download' fetches it from the Hugging Face hub"
     if not has_hub():
         extras = "hub" if find_spec("transformers") else "hub,transformers"
-        fetched = f"for the Hugging Face hub {install_command(extras)}, and add {name_of('download')}"
+        fetched = f"after {install_command(extras)}, {fetched}"
     if not is_hub_name(name):
         fetched = ""
     elif not near:

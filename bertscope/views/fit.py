@@ -33,7 +33,7 @@ def columns(report: FitReport) -> list[Column]:
         number("GPUs", "ranks", shown=by_ranks),
         attribute("strategy", "strategy", text=_strategy, shown=by_ranks),
         number("seq", "seq", shown=several["seq"] and not report.length_given),
-        attribute("precision", "precision", shown=several["precision"]),
+        attribute("precision", "precision", text=_precision, shown=several["precision"]),
         attribute("checkpointing", "checkpointing", text=named_strategy),
         number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
         csv_only(values("exact_batch", "batch_without_margin", "largest_batch")),
@@ -75,7 +75,7 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
     row = _answering_row(report)
     on = step.limit_text(report) + _at(report, row.seq) * (len({one.seq for one in report.rows}) > 1)
     several = len({one.precision for one in report.rows}) > 1
-    how, precision = with_checkpointing(row.checkpointing), f" in {row.precision}" * several
+    how, precision = with_checkpointing(row.checkpointing), f" in {_precision(row.precision)}" * several
     need = f"{step.lacking(row.cost) if row.answer == NO else step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"
     if report.batch_total is not None:
         strategy = "" if row.strategy == SINGLE else f" with {row.strategy}"
@@ -93,21 +93,29 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
     if row.batch and not report.asked_batch:
         same = [one for one in report.rows if (one.precision, one.seq) == (row.precision, row.seq)]
         plain = next((one for one in same if one.checkpointing == NONE), row)
-        largest = f"{count_text(plain.batch)}, or {batch} {how}" if plain.batch else f"{batch} {how}, none without"
-        if plain is row:
-            tokens = f"({count_text(row.batch * row.seq)} tokens)"
-            largest = f"{batch} {tokens if report.run.mode == INFERENCE else how}"
-        return f"Largest batch {on}", (precision, 2), f": {largest}", time
+        first: list[step.Fact] = []
+        if plain.batch and plain is not row:
+            first = [count_text(plain.batch), (_exactly("exactly ", plain), 3), ", or "]
+        exact = _exactly("" if first else "exactly ", row)
+        tokens = f"({count_text(row.batch * row.seq)} tokens)"
+        how = tokens if plain is row and report.run.mode == INFERENCE else how + ", none without" * (not plain.batch)
+        capacity = (f" ({bytes_text(row.cost.limit_bytes or 0)})" * bool(report.gpu), 1)
+        return f"Largest batch {on}", capacity, (precision, 2), ": ", *first, batch, (exact, 3), f" {how}", time
     if not report.asked_batch:
         start = "Not certain: batch 1 may fit" if row.answer == UNCERTAIN else "Not even batch 1 fits"
         return f"{start} {on}", (f"{precision} {how}", 3), f": it {need}"
     best = max((one for one in report.rows if one.seq == row.seq), key=attrgetter("largest_batch"))
-    best_how = f"{f' in {best.precision}' * several} {with_checkpointing(best.checkpointing)}"
+    best_how = f"{f' in {_precision(best.precision)}' * several} {with_checkpointing(best.checkpointing)}"
     fits = f"{count_text(best.largest_batch)} fits" if best.largest_batch else "not even batch 1 fits"
     best_how *= best.largest_batch > 0 and best is not row
     if row.answer == UNCERTAIN:
         return f"Not certain: batch {batch} may fit {on}", (f"{precision} {how}", 3), f"; {fits}", (best_how, 4)
-    return f"No: batch {batch} {need} {on}", (f"{precision} {how}", 3), f"; {fits}", (best_how, 4)
+    limit = (f" than the {bytes_text(row.cost.limit_bytes or 0)}" * bool(report.gpu), 1)
+    return f"No: batch {batch} {need}", limit, f" {on}", (f"{precision} {how}", 3), f"; {fits}", (best_how, 4)
+
+
+def _exactly(word: str, row: FitRow) -> str:
+    return f" ({word}{count_text(row.exact_batch)})" * (row.batch < row.exact_batch)
 
 
 def _tip(report: FitReport) -> str:
@@ -125,9 +133,7 @@ def _tip(report: FitReport) -> str:
     if not row.fits:
         larger = [one for one in GPUS.values() if usable(one.memory_bytes, row.cost.margin) > row.cost.gpu_bytes]
         if batch > 1 and is_training and best.largest_batch:
-            strategy = best.checkpointing if best.checkpointing != NONE else None
-            settings: dict[str, Any] = {"precision": best.precision, "seq": best.seq, "checkpointing": strategy}
-            return step.micro_batches(report, batch, best.largest_batch if report.gpu else 0, **settings)
+            return step.micro_batches(report, batch, precision=best.precision, seq=best.seq)
         if report.gpu and larger:
             larger.sort(key=attrgetter("memory_bytes"))
             return step.next_command(report, "fit", "try a GPU with more memory", gpu=larger[0].name, batch=batch_asked)
@@ -221,8 +227,11 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
 
 def way(precision: str, strategy: str) -> str:
     """Return a precision and a strategy in words: `in fp32 without checkpointing`."""
-    shown = "its dtypes" if precision == STORED else precision
-    return f"{shown} {with_checkpointing(strategy)}"
+    return f"{_precision(precision)} {with_checkpointing(strategy)}"
+
+
+def _precision(name: str) -> str:
+    return "its own dtypes" if name == STORED else name
 
 
 def _at(report: FitReport, seq: int) -> str:
@@ -236,8 +245,8 @@ def _compared_table(report: FitReport) -> Table:
     by_seq = [[row for row in report.rows if row.seq == seq] for seq in dict.fromkeys(row.seq for row in report.rows)]
     least = [min(rows, key=attrgetter("epoch_cost")) for rows in by_seq]
     best = [row if isfinite(row.epoch_cost) else best_row(report, row.seq) for row in least]
-    answer = Column("answer", step.verdict_text, shown=report.batch_total is None).of("cost")
-    memory = number("memory", "cost.limit_bytes", bytes_text, csv=())
+    answer = Column("fits", step.verdict_text, shown=report.batch_total is None).of("cost")
+    memory = number("capacity", "cost.limit_bytes", bytes_text, csv=())
     return Table([answer, memory, *(column for column in columns(report) if column.title != "fits")], best)
 
 
@@ -271,10 +280,8 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
 def _settings(report: FitReport) -> str:
     row = _answering_row(report)
     length = [] if report.length_given else [f"seq {count_text(row.seq)}"]
-    exact = row.exact_batch or 0
-    rounded = f"batch rounded down from {count_text(exact)}" * (exact > row.batch > 0)
     on_cpu = f"CPU ({named('device')} cuda for a GPU)" * (report.run.device == CPU and not report.gpu)
-    return step.settings_line(report, *length, step.precision_text(report.run, row.precision), on_cpu, rounded)
+    return step.settings_line(report, *length, step.precision_text(report.run, row.precision), on_cpu)
 
 
 def _compared_settings(reports: Sequence[FitReport]) -> str:

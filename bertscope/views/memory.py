@@ -84,7 +84,8 @@ def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fac
     if best == NO:
         largest = max(row.largest_batch or 0 for row in report.variants)
         text = f"Does not fit on {on}{f', not even{how}' if several else ''}: {step.lacking(cost)}{where}"
-        return text, (f"; batch {count_text(largest)} fits{how}" if largest else "", 1)
+        limit = f" than its {bytes_text(cost.limit_bytes or 0)}"
+        return text, (limit, 1), (f"; batch {count_text(largest)} fits{how}" if largest else "", 2)
     if best == UNCERTAIN:
         return f"May fit on {on}{how}: {need}", (f", {step.doubt(cost)}", 1)
     if len(groups) > 1:
@@ -121,9 +122,7 @@ def _tip(report: MemoryReport) -> str:
     if smaller := step.smaller_evaluation(report, "estimate", report.variants[0].cost):
         return smaller
     if batch > 1:
-        leanest = max(report.variants, key=lambda row: row.largest_batch or 0)
-        strategy = leanest.checkpointing if leanest.checkpointing != NONE else None
-        return step.micro_batches(report, batch, leanest.largest_batch or 0, checkpointing=strategy)
+        return step.micro_batches(report, batch)
     return step.next_command(report, "plan", "find the cheapest checkpointing with which it fits", batch=batch)
 
 

@@ -88,7 +88,9 @@ def in_evaluation(cost: StepCost) -> str:
 
 
 def verdict_text(cost: StepCost) -> str:
-    """Return `yes`, `may fit` or `no, needs 1.20 GiB more`."""
+    """Return `yes`, `may fit` or `no, needs 1.20 GiB more`; of a script that ended there, its last peak."""
+    if cost.verdict == NO and cost.gpu_bytes <= (cost.limit_bytes or 0):
+        return f"no, out of memory at {bytes_text(cost.peak_bytes)}"
     return {UNCERTAIN: "may fit", NO: f"no, {lacking(cost)}"}.get(cost.verdict, cost.verdict)
 
 
@@ -184,7 +186,7 @@ def on_gpu(cost: StepCost) -> str:
     limit = cost.limit_bytes or 0
     if cost.verdict == UNCERTAIN and cost.gpu_bytes > limit:
         least = cost.peak_bytes + cost.workspace_bytes + cost.context.low_bytes
-        return f"needs {share_of(least, limit)}, at worst {bytes_text(cost.gpu_bytes)}"
+        return f"needs {share_of(least, limit)} unfragmented, {bytes_text(cost.gpu_bytes)} at worst"
     return f"needs {share_of(cost.gpu_bytes, limit)}"
 
 
@@ -223,18 +225,11 @@ def next_command(report: Any, name: str, why: str, python: str = "", /, **change
     return f"{why}\n  {command_text(name, changes, run | limits, python)}"
 
 
-def micro_batches(report: Any, batch: int, largest: int, **changes: Any) -> str:
-    """Return the next step for a batch that does not fit: equal micro-batches that do, else a plan with smaller ones.
-
-    Each leaves a quarter of the largest batch free for the gradients that stay between micro-batches.
-    """
-    if size := max((size for size in range(2, 3 * largest // 4 + 1) if batch % size == 0), default=0):
-        why = f"make batch {batch:,} fit, as {batch // size:,} micro-batches of {size:,}"
-        number = batch // size * report.run.accumulate
-        return next_command(report, "estimate", why, **{**changes, "batch": size, "accumulate": number})
-    why = f"make batch {batch:,} fit, with micro-batches and checkpointing"
-    changes |= {"batch": None, "batch_total": batch, "checkpointing": None}
-    return next_command(report, "plan", why, **changes)
+def micro_batches(report: Any, batch: int, **changes: Any) -> str:
+    """Return the next step for a batch that does not fit: a plan with micro-batches, whose gradients it counts."""
+    total = batch * report.run.accumulate
+    changes |= {"batch": None, "accumulate": None, "batch_total": total, "checkpointing": None}
+    return next_command(report, "plan", f"make batch {total:,} fit, with micro-batches", **changes)
 
 
 def smaller_evaluation(report: Any, name: str, cost: StepCost | None, **changes: Any) -> str:
@@ -366,7 +361,7 @@ def precision_text(run: RunConfig, precision: str) -> str:
     """Return a precision in words; in 16 bits without autocast training is another thing than most people mean."""
     if precision in (BF16.name, FP16.name) and run.mode == TRAINING:
         return f"{precision} (weights and optimizer too)"
-    return "the dtypes of its parameters" if precision == STORED else precision
+    return "its own dtypes" if precision == STORED else precision
 
 
 def assumed(report: Any, *texts: str, groups: int = 2) -> str:

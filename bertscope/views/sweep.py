@@ -8,13 +8,13 @@ from typing import Any
 from bertscope.errors import SelectionError, named, one_line, suggestion
 from bertscope.reports.base import FAILED
 from bertscope.reports.memory import COLLECTIVES, COMPUTED, REFUSED, SweepReport, SweepRow
-from bertscope.reports.step import NO, UNCERTAIN, YES
+from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import ESTIMATED
+from bertscope.settings.run_config import CPU, ESTIMATED, SWEPT, RunConfig
 from bertscope.units import bytes_text, count_text, counted
 from bertscope.views.columns import Column, attribute, csv_only, number, reader, values
 from bertscope.views.console import Target, command_text
-from bertscope.views.step import by_verdict, cost_columns, line_of, parts_csv
+from bertscope.views.step import by_verdict, cost_columns, line_of, parts_csv, span_text
 from bertscope.views.views import Table, View
 
 _ERRORS = 3  # below the table: a narrow terminal has no column for them
@@ -81,6 +81,8 @@ def verdict(report: SweepReport) -> str:
     refused, failed = (report.number(outcome) for outcome in (REFUSED, FAILED))
     points = f"{counted(len(report.rows), 'point')} of {one_line(report.grid, limit=30)}"
     facts = [f"{points} {'is' if len(report.rows) == 1 else 'are'} computed"]
+    if sizes := [row.cost.peak_bytes for row in report.rows if row.cost is not None]:
+        facts = [f"peak {span_text(ByteRange(low_bytes=min(sizes), high_bytes=max(sizes)))} at {points}"]
     if answers:
         fitting = len(answers.pop(YES, ()))
         verbs = {UNCERTAIN: "may fit", NO: f"do{'es' * (len(answers.get(NO, ())) == 1)} not"}
@@ -90,6 +92,20 @@ def verdict(report: SweepReport) -> str:
         facts = [f"{count_text(report.number(COMPUTED))} of {points} are computed"]
     facts += [f"{count_text(refused)} cannot be computed"] * bool(refused)
     return line_of(", ".join([*facts, *[f"{count_text(failed)} failed"] * bool(failed)]))
+
+
+def _settings(report: SweepReport) -> str:
+    """Return what all points have: the model, the sizes, the precision, and what else differs from the defaults."""
+    row = report.rows[0] if report.rows else SweepRow(key="", point={})
+    usual = {name: known.default for name, known in rows(*SWEPT).items()} | RunConfig().flat()
+    words = [
+        str(value) if name in ("model", "precision") else f"{name.replace('_', ' ')} {_setting(name).text(row)}"
+        for name, value in row.point.items()
+        if name not in (*report.varied, "threads", "device")
+        and (name in ("batch", "seq", "precision") or value not in (usual.get(name), []))
+    ]
+    is_cpu = row.point.get("device") == CPU and "device" not in report.varied
+    return ", ".join(one_line(word, limit=40) for word in [*words, *["CPU (gpu: t4 for a GPU)"] * is_cpu])
 
 
 def _tip(report: SweepReport) -> str:
@@ -116,4 +132,4 @@ def _notes(report: SweepReport, target: Target | None, *, rows: int = 0, sort: s
         yield f"{count_text(len(report.rows) - rows)} more rows: {named('rows')} 0 shows all"
 
 
-VIEW = View(answer=verdict, tip=_tip, tables=_shown, notes=_notes, shows_all_notes=True)
+VIEW = View(answer=verdict, settings=_settings, tip=_tip, tables=_shown, notes=_notes, shows_all_notes=True)
