@@ -96,11 +96,12 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
         first: list[step.Fact] = []
         if plain.batch and plain is not row:
             first = [count_text(plain.batch), (_exactly("exactly ", plain), 3), ", or "]
-        exact = _exactly("" if first else "exactly ", row)
-        tokens = f"({count_text(row.batch * row.seq)} tokens)"
-        how = tokens if plain is row and report.run.mode == INFERENCE else how + ", none without" * (not plain.batch)
+        exact = _exactly("" if first and _exactly("", plain) else "exactly ", row)
+        how = f" {how}{', none without' * (not plain.batch)}"
+        if plain is row and report.run.mode == INFERENCE:
+            how = f", {count_text(row.batch * row.seq)} tokens"
         capacity = (f" ({bytes_text(row.cost.limit_bytes or 0)})" * bool(report.gpu), 1)
-        return f"Largest batch {on}", capacity, (precision, 2), ": ", *first, batch, (exact, 3), f" {how}", time
+        return f"Largest batch {on}", capacity, (precision, 2), ": ", *first, batch, (exact, 3), how, time
     if not report.asked_batch:
         start = "Not certain: batch 1 may fit" if row.answer == UNCERTAIN else "Not even batch 1 fits"
         return f"{start} {on}", (f"{precision} {how}", 3), f": it {need}"

@@ -121,7 +121,10 @@ PRICED = "fit bert-tiny --gpu t4,a10g --seq 64 --precision autocast-fp16 --check
     [
         ("estimate bert-tiny", " on a CPU in the optimizer step."),
         ("fit bert-tiny --budget 1GiB --seq 64 --precision fp32", "CPU (--device cuda for a GPU)"),
-        ("fit bert-tiny --budget 1GiB --seq 64 --precision fp32 --checkpointing full", "batch rounded down from 1,014"),
+        ("fit bert-tiny --budget 1GiB --seq 64 --precision fp32 --checkpointing full", "1,008 (exactly 1,014)"),
+        ("fit bert-tiny --gpu t4 --seq 64 --precision fp32 --checkpointing full", "t4 (14.56 GiB): "),
+        ("estimate bert-tiny --gpu t4 --batch 9999", "more than its 14.56 GiB"),
+        ("fit bert-tiny --gpu t4 --batch 9999 --precision fp32", "more than the 14.56 GiB on t4"),
         ("estimate bert-tiny --gpu t4 --precision fp16", "fp16 (weights and optimizer too)"),
         (
             f"{PRICED} --price t4=1,a10g=1 --sequences 9999",
