@@ -77,9 +77,9 @@ def fit_report(
     other = simulator.with_options(architecture=name) if head and head.logits else None
     rows = []
     for variant in run_configs:
-        words = "" if variant.precision == STORED else f"{variant.precision} "
+        precision = "" if variant.precision == STORED else f"{variant.precision} "
         length = f", seq {variant.seq}" * (variant.seq != run_configs[0].seq or variant.seq != run_configs[-1].seq)
-        progress(f"{words}{with_checkpointing(variant.checkpointing)}{length}")
+        progress(f"{precision}{with_checkpointing(variant.checkpointing)}{length}")
         run_config = for_gpu(variant, simulator.gpu)
         row = fit_row(simulator, run_config, batch, is_exact=is_exact)
         if row.batch:

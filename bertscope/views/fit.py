@@ -232,7 +232,7 @@ def way(precision: str, strategy: str) -> str:
 
 
 def _precision(name: str) -> str:
-    return "its own dtypes" if name == STORED else name
+    return "the model's dtypes" if name == STORED else name
 
 
 def _at(report: FitReport, seq: int) -> str:

@@ -361,7 +361,7 @@ def precision_text(run: RunConfig, precision: str) -> str:
     """Return a precision in words; in 16 bits without autocast training is another thing than most people mean."""
     if precision in (BF16.name, FP16.name) and run.mode == TRAINING:
         return f"{precision} (weights and optimizer too)"
-    return "its own dtypes" if precision == STORED else precision
+    return "the model's dtypes" if precision == STORED else precision
 
 
 def assumed(report: Any, *texts: str, groups: int = 2) -> str:

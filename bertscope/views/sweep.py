@@ -98,14 +98,14 @@ def _settings(report: SweepReport) -> str:
     """Return what all points have: the model, the sizes, the precision, and what else differs from the defaults."""
     row = report.rows[0] if report.rows else SweepRow(key="", point={})
     usual = {name: known.default for name, known in rows(*SWEPT).items()} | RunConfig().flat()
-    words = [
+    facts = [
         str(value) if name in ("model", "precision") else f"{name.replace('_', ' ')} {_setting(name).text(row)}"
         for name, value in row.point.items()
         if name not in (*report.varied, "threads", "device")
         and (name in ("batch", "seq", "precision") or value not in (usual.get(name), []))
     ]
     is_cpu = row.point.get("device") == CPU and "device" not in report.varied
-    return ", ".join(one_line(word, limit=40) for word in [*words, *["CPU (gpu: t4 for a GPU)"] * is_cpu])
+    return ", ".join(one_line(word, limit=40) for word in [*facts, *["CPU (gpu: t4 for a GPU)"] * is_cpu])
 
 
 def _tip(report: SweepReport) -> str:
