@@ -343,7 +343,7 @@ def _unknown(name: str) -> SourceError:
         return SourceError(f"no preset or file named {name[:100]!r}; {hint}")
     presets_shown = "'bertscope presets' lists the presets"
     near = near_presets(name)
-    fetched = f"'bertscope count {name} --download' fetches it from the Hugging Face hub"
+    fetched = f"'bertscope count {name}' with {name_of('download')} fetches it from the Hugging Face hub"
     if not has_hub():
         extras = "hub" if find_spec("transformers") else "hub,transformers"
         fetched = f"after {install_command(extras)}, {fetched}"
