@@ -61,6 +61,7 @@ def explain(
     >>> explained.steps[0].params.symbols, explained.steps[0].params.value
     ('hidden_size x hidden_size + hidden_size', 590592)
     """
+    requests.refuse_tensor("path", path)
     texts = isinstance(inputs, Sequence) and all(isinstance(item, str) for item in inputs)
     tensors = requests.only_inputs_of(None if texts else inputs, keywords)
     if tensors is not None:
@@ -108,7 +109,10 @@ def diagram(
       m0 --> m1
     <BLANKLINE>
     """
+    requests.refuse_tensor("kind", kind)
     tensors = requests.inputs_of(inputs, options)
+    if tensors is not None and forward_inputs is not None:
+        raise SelectionError(f"{name_of('forward_inputs')} has no effect on a module with inputs; leave it out")
     module, shown = requests.built(model, name)
     is_bert = isinstance(base_model_of(module), BertPreTrainedModel)
     is_own = isinstance(module, BertPreTrainedModel | PeftModel)
@@ -166,6 +170,7 @@ def flops(
         ((run_config, _),) = requests.resolved(request)
         return work.flops(module, tensors, mode=run_config.mode, name=shown)
     source = source_of(request.subject, name=name)
+    requests.refuse_unused_sizes(request, source)
     points = request.resolved(**QUESTIONS["flops"].defaults, **requests.default_length(request, source))
     runs = [requests.with_own_sizes(run, source) for run, *_ in points]
     if runs[0].mode not in (INFERENCE, TRAINING):

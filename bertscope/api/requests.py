@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from bertscope.config import POSITIONS
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_device
-from bertscope.settings.request import Request, Source, read_settings
+from bertscope.settings.request import Request, Source, Value, read_settings
 from bertscope.settings.rows import CodeObject, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
 from bertscope.settings.training import MODEL
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 INPUT_KEYWORDS = ("input_data", "input_size", "dtypes")
+_OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")
 
 
 def public_function(*passed_on: Callable[..., Any]) -> Callable[[Function], Function]:
@@ -113,6 +114,12 @@ def inputs_of(inputs: Any, keywords: GivenInputs, **determined: Any) -> Any:
     if len(kinds) != len(sizes):
         raise SelectionError(f"dtypes has one dtype for each size; got {len(kinds)} for {len(sizes)} sizes")
     return tuple(torch.empty(tuple(size), dtype=kind, device="meta") for size, kind in zip(sizes, kinds, strict=True))
+
+
+def refuse_tensor(name: str, value: Any) -> None:
+    """Raise SelectionError for a function's second argument that is no text, such as a module's inputs."""
+    if value is not None and not isinstance(value, str):
+        raise SelectionError(f"{name} is a text; got a {type(value).__name__} (inputs=... gives a module's inputs)")
 
 
 def only_inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
@@ -246,6 +253,8 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any]) -> Reques
     """
     row = QUESTIONS[question]
     request = model if isinstance(model, Request) else Request(question=question, subject=model)
+    if of_model := next((name for name in _OF_MODEL if name in settings), ""):
+        raise SelectionError(f"{of_model} is of the model; give bertscope.load(MODEL, {of_model}=...) instead of MODEL")
     keywords = with_objects(settings, request.subject)
     request = replace(request, question=question)
     file, plan = (keywords.pop(name, None) if name in row.files else None for name in ("training_file", "plan"))
@@ -289,6 +298,7 @@ def resolved(request: Request, source: ModelSource | None = None, **defaults: An
     """Return the records of each run, with the function's defaults; parameters of own code keep their dtypes."""
     defaults = {**QUESTIONS[request.question].defaults, **defaults}
     if source is not None:
+        refuse_unused_sizes(request, source)
         defaults |= default_length(request, source, defaults.get("seq", RunConfig.seq))
         if source.has_own_dtypes:
             defaults = {"precision": STORED, **loop_of(source.build()), **defaults}
@@ -298,6 +308,16 @@ def resolved(request: Request, source: ModelSource | None = None, **defaults: An
 
         check_plan(source, request.permitted_plan)
     return records
+
+
+def refuse_unused_sizes(request: Request, source: ModelSource) -> None:
+    """Raise SettingError for a batch or a length that no described input of own code has."""
+    texts = [text for value in request.values().get("input", Value(())).values for text in value]
+    letters = {letter for text in texts for letter in re.split("[=x:]", text)}
+    for name, letter in (("batch", "B"), ("seq", "S")):
+        if texts and source.has_own_dtypes and name in request.named and letter not in letters:
+            text = f"{{{name}}} has no effect: no size of {{input}} is {letter}; write it there, or leave it out"
+            raise request.error(text, name)
 
 
 def default_length(request: Request, source: ModelSource, usual: int = RunConfig.seq) -> dict[str, int]:
