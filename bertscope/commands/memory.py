@@ -123,8 +123,12 @@ def profile(call: CommandLine) -> int:
 def run(call: CommandLine) -> int:
     """Run a training script on a GPU that is not there."""
     _check_timeline(call)
-    for option in {"--gpu", "--budget", "--fit", "-v", "--verbose"}.intersection(call.arguments or ()):
+    rest = [*(call.arguments or ())]  # of the script, for the next command
+    for option in {"--gpu", "--budget", "--fit", "-v", "--verbose"}.intersection(rest):
         note(f"{option} goes to the script; for bertscope, write it before {call.script}")
+        at = rest.index(option)
+        del rest[at : at + (1 if "v" in option else 2)]
+    call.given = {**call.given, "arguments": rest}
     about = call.about(call.script, [] if call.snapshot is None else ["snapshot"])
     with progress_shown():
         answer: Any = bertscope.run(about, call.arguments or (), module=call.module, fit=call.fit)

@@ -138,15 +138,24 @@ def fitted(
         raise SelectionError(f"a search is NAME=low..high, such as batch_size=1..512; got {wanted[:60]!r}")
     name, low, high = match[1], int(match[2]), int(match[3])
     rows: dict[int, RunFit] = {}
+    path = Path(script_run.script)
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    dashed = name.replace("_", "-")
+    option = dashed if f"--{dashed}" in text and f"--{name}" not in text else name
+    costs: list[Any] = []
 
     def fits(value: int) -> bool:
         if value not in rows:
             progress(f"running with {name} {value}")
-            report = run(replace(script_run, arguments=tuple(with_value(script_run.arguments, name, value))))
+            report = run(replace(script_run, arguments=tuple(with_value(script_run.arguments, option, value))))
             if report.cost is None:
                 raise SelectionError(f"{script_run.name} allocates nothing on a CUDA device")
             if not report.has_run:
                 raise WorkerError(f"{script_run.name}: {NOTHING_RAN}")
+            costs.append((report.phases, report.cost))
+            if len(costs) == 2 and costs[0] == costs[1] and value >= 2 * low and report.cost.verdict == YES:
+                same = f"{script_run.name} takes the same memory in every phase with {name} {low:,} and {value:,}"
+                raise SelectionError(f"{same}; does it read --{option}? Name an argument that it reads")
             rows[value] = RunFit(value=value, cost=report.cost)
         return rows[value].answer == YES
 
@@ -166,8 +175,6 @@ def fitted(
     ordered = tuple(rows[value] for value in sorted(rows))
     remarks = []
     peaks = [row.peak_bytes for row in ordered if row.answer == YES]
-    if len(peaks) > 1 and len(set(peaks)) == 1:
-        remarks.append(f"is {name} an argument of the script? It changes no peak")
     answers = [row.answer == YES for row in ordered]
     if peaks != sorted(peaks) or answers != sorted(answers, reverse=True):
         remarks.append(f"the peak does not grow evenly with {name}; a value between may not fit")

@@ -319,8 +319,22 @@ def test_the_largest_value_of_an_argument_fits_and_the_next_does_not(script):
     name = script(STEP + "import sys\nfor _ in range(3): step(2**17 * int(sys.argv[sys.argv.index('--batch') + 1]))\n")
     report = bertscope.run(name, ["--batch", "1"], budget="2GiB", context="100MiB", fit="batch=1..2")
     assert {row.value: row.answer for row in report.rows} == {1: "yes", 2: "no"}
-    assert "no, out of memory at 1.0" in str(report)
+    assert "no, out of memory at 1.25 GiB" in str(report)
     assert (report.largest, bertscope.from_json(report.to_json())) == (1, report)
+
+
+def test_a_search_ends_at_an_argument_that_the_script_does_not_read(script):
+    name = script(STEP + "for _ in range(3): step(4)\n")
+    with pytest.raises(SelectionError, match="the same memory in every phase with batch 1 and 8; does it read"):
+        bertscope.run(name, budget="8GiB", fit="batch=1..512")
+
+
+def test_a_search_spells_an_argument_as_the_script_does(script):
+    read = (
+        "import argparse; a = argparse.ArgumentParser(); a.add_argument('--batch-size', type=int); n = a.parse_args()"
+    )
+    name = script(f"{STEP}{read}.batch_size\nfor _ in range(3): step(n)\n")
+    assert bertscope.run(name, budget="8GiB", fit="batch_size=1..2").largest == 2
 
 
 def costing(taken, budget):
