@@ -126,8 +126,7 @@ def run(call: CommandLine) -> int:
     rest = [*(call.arguments or ())]  # of the script, for the next command
     for option in {"--gpu", "--budget", "--fit", "-v", "--verbose"}.intersection(rest):
         note(f"{option} goes to the script; for bertscope, write it before {call.script}")
-        at = rest.index(option)
-        del rest[at : at + (1 if "v" in option else 2)]
+        del rest[(at := rest.index(option)) : at + (1 if "v" in option else 2)]
     call.given = {**call.given, "arguments": rest}
     about = call.about(call.script, [] if call.snapshot is None else ["snapshot"])
     with progress_shown():
