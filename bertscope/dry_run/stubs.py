@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,6 +118,9 @@ def stubbed(
 
         known: dict[str, Callable[[Any], None]] = {
             "torch.distributed.launcher.api": lambda module: put(module.elastic_launch, __call__=_refuse_ranks),
+            "torch.utils.cpp_extension": lambda module: put(
+                module, load=_without_cuda(module.load), load_inline=_without_cuda(module.load_inline)
+            ),
             **package_actions(put, device.note, device.overwritten),
             "safetensors.torch": lambda module: put(module, save_file=_save_layouts),
             # transformers 5 keeps the mask of a fake tensor without asking if it hides positions
@@ -388,6 +392,19 @@ def _ranks(put: Put) -> None:
     put(torch.multiprocessing, spawn=_refuse_ranks)
     put(Ddp, __init__=wrap, register_comm_hook=always(None))
     put(ranks.Reducer, prepare_for_forward=always(None))  # it takes the time, from the driver
+
+
+def _without_cuda(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that builds an extension of C++, and refuses one of CUDA, whose kernels nothing would run."""
+
+    def refuse_or_build(*args: Any, **options: Any) -> Any:
+        named = signature(build).bind(*args, **options).arguments
+        files = [named["sources"]] if isinstance(named.get("sources"), str) else named.get("sources", ())
+        if named.get("cuda_sources") or any(str(file).endswith(".cu") for file in files):
+            raise NoRule(f"extension {named['name']} of CUDA sources has no rule; @bertscope.kernel registers one")
+        return build(*args, **options)
+
+    return refuse_or_build
 
 
 def _number(variable: str, otherwise: int) -> int:

@@ -433,6 +433,9 @@ FAULTS = {  # what a run tells: whose fault it is, and the line
     "op(model[0].weight)": ("refused", "train.py:10"),
     STEP + "import bertscope\nbertscope.run(lambda: step(4))": ("failed", "train.py:10"),
     STEP + "torch.cuda.CUDAGraph()": ("refused", "train.py:9"),
+    STEP + "from torch.utils.cpp_extension import load_inline\nload_inline('x', '', cuda_sources=[' '])": (
+        "refused", "train.py:10",
+    ),
     STEP + "torch.nested.nested_tensor([torch.ones(2, 4)], layout=torch.jagged, device='cuda') + 1": (
         "refused", "train.py:9",
     ),
