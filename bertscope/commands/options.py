@@ -20,7 +20,7 @@ from bertscope.settings.checkpointing import STRATEGIES
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 from bertscope.settings.rows import Row
 from bertscope.settings.run_config import FLASH_KERNELS, QUESTIONS, SETTINGS, STORED, RunConfig
-from bertscope.settings.training import MAY_CHANGE
+from bertscope.settings.training import MAY_CHANGE, SAVERS
 from bertscope.sources.bert import preset_paths
 from bertscope.sources.find import DEFAULT_MODEL
 from bertscope.units import FP32, PRECISIONS
@@ -233,7 +233,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "plan.batch": _row("The micro-batch size. [default: 8]", kind=int, low=1, section="common", metavar="N", flag="-b"),
     "batch_total": _row("The batch size of an optimizer step; the micro-batch is chosen.", kind=int, low=1,
                         metavar="N"),
-    "may_change": _row(f"What else may change: {', '.join(MAY_CHANGE)}.", metavar="NAME[,...]"),
+    "may_change": _row(f"What else may change: {', '.join(SAVERS)} (same result); {', '.join(MAY_CHANGE)}.",
+                       metavar="NAME[,...]"),
     "emit": _emit,
     "plan.plot": _row("Plot memory against recompute FLOPs of each plan (.svg).", kind=Path, metavar="FILE"),
     "file": _row("A snapshot (.pickle) or a log with the error message; - reads stdin. A snapshot is the file of "

@@ -161,6 +161,7 @@ class PlanSearch:
     space_of: Callable[[Simulator, RunConfig], PlanSpace]
     changes: dict[str, Any]
     rows: dict[tuple[PlanSpace | None, Counts], PlanRow] = field(default_factory=dict)
+    stage: str = "simulating"
 
     @cached_property
     def space(self) -> PlanSpace:
@@ -216,11 +217,12 @@ class PlanSearch:
         cheaper = (row for row in self.rows.values() if self._cost(row) < self._cost(self.answer))
         return max(cheaper, key=self._cost, default=None)
 
-    def rank(self, is_timed: bool) -> tuple[bool, bool, bool, float, int]:
-        """Return what makes the answer better, the smaller the better: no change, no copies, the time or the share."""
+    def rank(self, is_timed: bool) -> tuple[bool, bool, bool, bool, float, int]:
+        """Return what makes the answer better, the smaller the better: no change, no copies, the result, the time."""
         answer = self.answer
         cost = (_seconds(answer) if is_timed else None) or answer.recompute_share
-        return answer.answer != YES, bool(self.changes), bool(answer.cost.copied_bytes), cost, len(self.changes)
+        is_changed, has_copies = bool(self.changes), bool(answer.cost.copied_bytes)
+        return answer.answer != YES, is_changed, has_copies, not answer.keeps_result, cost, len(self.changes)
 
     def _beyond(self, space: PlanSpace, plan: Counts, number: int, most: float) -> Counts | None:
         """Run a plan and the next ones, `number` in all, that need up to `most` times the memory.
@@ -295,7 +297,7 @@ class PlanSearch:
         """Return a plan with its memory; without a space the run without recomputation."""
         if (space, counts) in self.rows:
             return self.rows[space, counts]
-        progress(f"simulating plan {len(self.rows) + 1}")
+        progress(f"{self.stage} plan {len(self.rows) + 1}")
         lists = space.in_lists(counts) if space else ()
         run = replace(self.run_config, checkpointing=strategy_text(lists))
         recomputed = run.accumulate * space.recompute_flops(counts) if space else 0
@@ -337,11 +339,13 @@ def plan_report(
     searches: list[PlanSearch] = []
     notes: list[Note] = []
     gpu, space_of = simulator.gpu, cache(_space)
-    for change in ({}, *changes):
+    for number, change in enumerate(({}, *changes)):
         try:
             run = changed_run(change) if change and changed_run else first
             other = simulator.with_options(lora=change["lora"]) if "lora" in change else simulator
-            searches.append(_sized(PlanSearch(other, for_gpu(run, gpu), space_of, change), batch_total))
+            search = PlanSearch(other, for_gpu(run, gpu), space_of, change)
+            search.stage = f"change {number} of {len(changes)}:" if change else search.stage
+            searches.append(_sized(search, batch_total))
         except BertscopeError as error:
             if not change:
                 raise
@@ -354,7 +358,7 @@ def plan_report(
     rest = [search.answer for search in searches if search is not best]
     rows = [best.answer, *best.leaner(), *rest]
     if is_timed:
-        rows.sort(key=lambda row: (row.answer != YES, bool(row.changes), _seconds(row) or 0.0))
+        rows.sort(key=lambda row: (row.answer != YES, bool(row.changes), not row.keeps_result, _seconds(row) or 0.0))
     facts, most = simulator.facts(first), 0
     if not fitting and first.batch > 1 and batch_total is None:
         most = simulator.largest_batch(replace(best.run_config, checkpointing=best.answer.checkpointing))

@@ -12,6 +12,7 @@ from bertscope.reports.step import CostRow
 from bertscope.settings.checkpointing import Checkpointing
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import RunConfig
+from bertscope.settings.training import KEEPING_RESULTS
 
 TIME, FLOPS = "time", "recompute FLOPs"  # the order of plans: on a calibrated GPU, and else
 
@@ -59,6 +60,11 @@ class PlanRow(PlanPoint):
     recompute_moved_bytes: int
     changes: dict[str, Any] = field(default_factory=dict)  # of the run, beyond checkpointing and the batch
     lists: tuple[PlanList, ...] = ()
+
+    @property
+    def keeps_result(self) -> bool:
+        """Return True if the changes save memory only: the model learns the same."""
+        return self.changes.keys() <= KEEPING_RESULTS
 
 
 class PlanReport(StepReport[PlanRow], kind="plan"):

@@ -109,6 +109,7 @@ SAVERS: dict[str, dict[str, Any]] = {
     "offload-optimizer": {"offload_optimizer": True},
     "offload-activations": {"offload_activations": True},
 }
+KEEPING_RESULTS = {name for settings in SAVERS.values() for name in settings}
 # These settings -> those that they exclude. A step in backward frees each gradient before the next one exists.
 _CPU_ONLY = ("grad_scaler", "keep_gradients", "optimizer_implementation", "compile")
 _AT_ONCE = ("accumulate", "clip_grad_norm", "grad_scaler", "keep_gradients", "compile", "offload_optimizer")
@@ -118,7 +119,7 @@ EXCLUDED = {
     "offload_optimizer": _CPU_ONLY,
     "step_in_backward": _AT_ONCE,
 }
-MAY_CHANGE = ("lora", "freeze", *LEANER, "precision", *SAVERS)
+MAY_CHANGE = ("lora", "freeze", *LEANER, "precision")  # and SAVERS, which keep the result
 # Words of `optim` in TrainingArguments.
 TRAINER_OPTIMIZERS = {word: name for name, row in OPTIMIZERS.items() for word in row.trainer}
 TRAINER_IMPLEMENTATIONS = {word: form for row in OPTIMIZERS.values() for word, form in row.trainer.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -20,7 +19,7 @@ from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import option_words
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, RunConfig
-from bertscope.settings.training import SAVERS, predicts_next
+from bertscope.settings.training import KEEPING_RESULTS, LEANER, predicts_next
 from bertscope.units import PRECISIONS, bytes_text, count_text, counted, flops_text, html_text, visible
 from bertscope.views import step
 from bertscope.views.columns import Column, csv_only, values
@@ -41,6 +40,7 @@ _ROLES = (
 )  # fmt: skip
 
 _LABEL = 40  # characters of a plan in the table
+_BELOW = "selective"
 _MOST_NAMED = 5  # of more products those that are not saved are named
 
 
@@ -92,22 +92,19 @@ def _saved_words(lists: Sequence[PlanList]) -> str:
 
 
 def _short(row: PlanRow, limit: int) -> str:
-    """Return a plan in words, where these are too many in numbers: `save 4 of 6 products, 1 in part`."""
-    if len(text := label(row)) <= limit:
-        return text
-    layers = sum(len(item.recomputed) for item in row.lists)
-    products = Counter(product for item in row.lists for product in item.saved for _ in item.recomputed)
-    total = {product for item in row.lists for product in (*item.saved, *item.recomputed_operators)}
-    in_all = sum(count == layers for count in products.values())
-    in_part = f", {len(products) - in_all} in part" * (len(products) > in_all)
-    return f"save {in_all} of {counted(len(total), 'product')}{in_part}"
+    """Return a plan in words, or the kind of one whose words are below the table."""
+    text = label(row)
+    return text if len(text) <= limit else {"full checkpointing": "full", "no checkpointing": "none"}.get(text, _BELOW)
 
 
 def _lines(report: PlanReport, target: Target | None = None) -> list[tuple[str, str]]:
-    """Return in words the plans that the table has in numbers."""
-    limit = _limit(report)
-    rows = ((f"plan {n}" if n > 1 else "first plan", row) for n, row in enumerate(report.rows, 1))
-    return [(name, label(row)) for name, row in rows if len(label(row)) > limit]
+    """Return in words the plans that the table has by number, and where none fits what else saves memory."""
+    limit, lines = _limit(report), enumerate(report.rows, 1)
+    loop = "" if report.fits else step.other_loop(report.run, report.first.cost)
+    return [
+        *((f"plan {n}", label(row)) for n, row in lines if _short(row, limit) == _BELOW),
+        *[("loop", loop)] * bool(loop),
+    ]
 
 
 def _joined(products: Iterable[PlanOperator]) -> str:
@@ -131,15 +128,17 @@ def verdict(report: PlanReport) -> str:
             text = f"No plan surely fits {on}: with {_changed(maybe)} one may fit, it {step.on_gpu(maybe.cost)}"
         return step.line_of(text, (f"; batch {count_text(report.largest_batch)} fits" * bool(report.largest_batch), 1))
     size = f" as {count_text(row.accumulate)} micro-batches of {count_text(row.batch)}" * (row.accumulate > 1)
-    changes = f" with {_changed(row)}" if row.changes else ""
-    recomputed = f", recomputing {share(row) if row.lists else 'nothing'}"
+    changes = f" with {_changed(row)}{' (same result)' * row.keeps_result}" if row.changes else ""
+    changes += ", without a change" * bool(report.may_change and not row.changes)
+    logits = "the logits" * ("loss_chunks" in row.changes)
+    recomputed = f", recomputing {share(row) if row.lists else logits or 'nothing'}"
     of_layers = (" of layer FLOPs" * bool(row.lists), 2)
     need = (f": {step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}", 5)
     on = on if report.gpu else f"on {on.rpartition(' on ')[2]}"
-    costs = " and logits again" * ("loss_chunks" in row.changes)
-    costs += ", without clipping" * ("step_in_backward" in row.changes)
+    more = (f" and {logits}" * bool(row.lists and logits), 2)
+    costs = ", without clipping" * ("step_in_backward" in row.changes)
     costs += f", copying {step.copied_text(row.cost.copied_bytes)}" if row.cost.copied_bytes else ""
-    return step.line_of(f"Fits {on}", (size, 3), changes, need, (recomputed, 4), of_layers, costs, time)
+    return step.line_of(f"Fits {on}", (size, 3), changes, need, (recomputed, 4), of_layers, more, costs, time)
 
 
 def _has_sizes(report: PlanReport) -> bool:
@@ -147,7 +146,7 @@ def _has_sizes(report: PlanReport) -> bool:
 
 
 def _limit(report: PlanReport) -> int:
-    return _LABEL - (8 if any(row.changes for row in report.rows) or _has_sizes(report) else 0)
+    return 0 if any(row.changes for row in report.rows) else _LABEL - 8 * _has_sizes(report)
 
 
 def columns(report: PlanReport) -> list[Column]:
@@ -157,8 +156,11 @@ def columns(report: PlanReport) -> list[Column]:
     costs = step.cost_columns(without=["fits"] * all(row.fits for row in report.rows), has_gpu=has_gpu)
     if has_changes:
         costs = [replace(one, is_wide=one.is_wide + (one.title != "fits")) for one in costs]
+    numbers = {id(row): str(number) for number, row in enumerate(report.rows, 1)}
+    has_lines = any(_short(row, limit) == _BELOW for row in report.rows)
     return [
-        Column("plan", lambda row: _short(row, limit), values("checkpointing")),
+        Column("#", lambda row: numbers[id(row)], right=True, shown=has_lines),
+        Column("checkpointing" if has_changes else "plan", lambda row: _short(row, limit), values("checkpointing")),
         Column("micro-batch", "{0.batch} x {0.accumulate}".format, values("batch", "accumulate"), True, shown=several),
         Column("what changes", _changed, shown=has_changes),
         *costs,
@@ -169,12 +171,10 @@ def columns(report: PlanReport) -> list[Column]:
 
 
 def _changed(row: PlanRow) -> str:
-    """Return what a plan changes in words: `adamw-8bit, LoRA adapters only`."""
-    names = {"lora": "LoRA adapters only", "freeze": "frozen embeddings", "precision": "16 bits"}
-    names |= {"loss_chunks": f"loss in {row.changes.get('loss_chunks')} chunks"}
-    names |= {"step_in_backward": "optimizer step in backward", "offload_optimizer": "offloaded optimizer"}
-    names |= {"offload_activations": "offloaded activations"}
-    return ", ".join(names.get(name, str(value)) for name, value in row.changes.items()) or "-"
+    """Return what a plan changes in the words of --may-change: `8bit, lora, loss-chunks`."""
+    optimizers = {optimizer: word for word, optimizer in LEANER.items()}
+    changes = row.changes.items()
+    return ", ".join(optimizers.get(value, name.replace("_", "-")) for name, value in changes) or "-"
 
 
 def _options(settings: dict[str, Any]) -> str:
@@ -279,7 +279,6 @@ def plan_svg(report: PlanReport) -> str:
 _COMMENT_WIDTH = 100
 
 FORMS = ("torch", "trainer", "lightning", "json")
-_OF_SAVERS = {name for settings in SAVERS.values() for name in settings}
 
 
 def emitted(report: PlanReport, into: str) -> str:
@@ -294,8 +293,8 @@ def emitted(report: PlanReport, into: str) -> str:
     row = next((row for row in report.rows if report.fits and row.answer == YES), None)
     if row is None:
         raise SelectionError("no plan fits, so there is none to emit")
-    run = report.run.changed(**{name: row.changes[name] for name in _OF_SAVERS & row.changes.keys()})
-    has_savers = any(getattr(run, name) for name in _OF_SAVERS)
+    run = report.run.changed(**{name: row.changes[name] for name in KEEPING_RESULTS & row.changes.keys()})
+    has_savers = any(getattr(run, name) for name in KEEPING_RESULTS)
     if has_savers and into != "torch":
         raise SelectionError(f"{into} has no argument for the step that this plan takes; emit torch")
     precision = row.changes.get("precision", run.precision)
@@ -307,11 +306,15 @@ def emitted(report: PlanReport, into: str) -> str:
         (files("bertscope") / "model" / name).read_text(encoding="utf-8").partition('"""\n\n')[2]
         for name in ("save_policy.py", "savers.py")
     )
-    values = {"into": into, "row": row, "run": run, "half": half, "contexts": contexts}
+    recomputes = any(item.recomputed for item in row.lists)
+    has_loop = has_savers or row.accumulate > 1 or not recomputes
+    values = {"into": into, "row": row, "run": run, "half": half, "contexts": contexts, "has_loop": has_loop}
+    values |= {"recomputes": recomputes}
     values |= {"is_causal": predicts_next(report.subject.architecture), "source": markup(savers * has_savers)}
     # The first line decides how Python reads the names that follow.
     about = f"# -*- coding: utf-8 -*-\n{_about(report, row)}"
-    return f"{about}\n{policy}\n\n{_plan(row)}{filled('plan.txt', **values)}"
+    planned = f"{policy}\n\n{_plan(row)}" if recomputes else ""
+    return f"{about}\n{planned}{filled('plan.txt', **values)}"
 
 
 def _about(report: PlanReport, row: PlanRow) -> str:
@@ -320,7 +323,7 @@ def _about(report: PlanReport, row: PlanRow) -> str:
     settings |= {"accumulate": row.accumulate} if row.accumulate > 1 else {}
     tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")
     text = visible(
-        f"Recompute layers of {subject.name!a}: {row.checkpointing}. "
+        f"{f'Recompute layers of {subject.name!a}: {row.checkpointing}' if row.lists else f'Train {subject.name!a}'}. "
         f"Peak {bytes_text(row.peak_bytes)} {step.limit_text(report)} with batch {row.batch} x {run.seq}, "
         f"{', '.join(f'{name} {value}' for name, value in settings.items() if value)}. "
         f"Made with {', '.join(filter(None, tools))}."

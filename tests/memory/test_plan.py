@@ -418,4 +418,4 @@ def test_a_plan_changes_the_run_only_if_no_plan_without_a_change_fits():
     assert (unchanged.answer, unchanged.first.changes) == ("yes", {})
     changed = bertscope.plan(source, full - 1, may_change="lora", **limited)
     assert (changed.answer, changed.first.changes.keys()) == ("yes", {"lora"})
-    assert "LoRA adapters only" in str(changed).split(":")[0]
+    assert "with lora" in str(changed).split(":")[0]

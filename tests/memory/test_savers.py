@@ -329,8 +329,8 @@ def test_a_plan_may_take_a_loss_in_chunks_and_says_that_logits_are_recomputed():
              for chunks in (0, 8)]  # fmt: skip
     report = bertscope.plan(source, sum(peaks) // 2, may_change="offload-activations,loss-chunks", margin=0, **run)
     assert report.first.changes == {"loss_chunks": 8}
-    assert "with loss in 8 chunks" in str(report)
-    assert "and logits again" in str(report)
+    assert "with loss-chunks (same result)" in str(report)
+    assert "recomputing the logits" in str(report)
     assert report.first.cost.recompute_flops >= 2 * 64 * 16 * 32 * 900
 
 

@@ -61,6 +61,17 @@ def plan(*lists: PlanList, name: str = "bert-tiny", precision: str = "fp32", **c
     return PlanReport(subject=subject, run=run, budget_bytes=2**34, rows=(row,), layers_flops=0)
 
 
+def test_a_step_of_micro_batches_without_recomputation_is_a_loop_only():
+    model, names = nn.Linear(2, 1), dict[str, Any]()
+    exec(emitted(plan(), "torch"), names)
+    assert "PLAN" not in names
+    loss = SimpleNamespace(loss=model(torch.ones(2)).sum())
+    before = model.weight.clone()
+    names["train_step"](lambda: loss, [{}], torch.optim.SGD(model.parameters(), lr=1))
+    assert torch.equal(before - model.weight, torch.ones(1, 2))
+    assert all("save_operators" not in emitted(plan(), form) for form in ("trainer", "lightning"))
+
+
 def installed(report: PlanReport, model: nn.Module, form: str = "torch") -> nn.Module:
     """Return the model after the emitted code has run on it."""
     names: dict[str, Any] = {}
