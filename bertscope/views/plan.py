@@ -40,7 +40,7 @@ _ROLES = (
 )  # fmt: skip
 
 _LABEL = 40  # characters of a plan in the table
-_BELOW = "selective"
+_BELOW = "partial"
 _MOST_NAMED = 5  # of more products those that are not saved are named
 
 
