@@ -159,7 +159,7 @@ def columns(report: PlanReport) -> list[Column]:
     numbers = {id(row): str(number) for number, row in enumerate(report.rows, 1)}
     has_lines = any(_short(row, limit) == _BELOW for row in report.rows)
     return [
-        Column("#", lambda row: numbers[id(row)], right=True, shown=has_lines),
+        *[Column("#", lambda row: numbers[id(row)], right=True)] * has_lines,
         Column("checkpointing" if has_changes else "plan", lambda row: _short(row, limit), values("checkpointing")),
         Column("micro-batch", "{0.batch} x {0.accumulate}".format, values("batch", "accumulate"), True, shown=several),
         Column("what changes", _changed, shown=has_changes),
