@@ -43,7 +43,7 @@ _JSON = {
 }
 _REQUIRED = {"why": ["file"], "check": [], "presets": []}
 # What an error advises that a client cannot do.
-_NOT_HERE = re.compile(r"; (name it on the command line.*|download fetches a model from the Hugging Face hub)")
+_NOT_HERE = re.compile(r"; (name it on the command line.*|'bertscope count [^']*' with download fetches it[^(')]*hub)")
 _OF_A_TERMINAL = re.compile(r"\s*(Several [^.]*models|Exit code)[^.]*\.|\s*examples:.*", re.DOTALL)
 _QUESTIONS = {**dict.fromkeys(_TOOLS, Question(records=())), **QUESTIONS}
 

@@ -100,7 +100,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                       choices=("eager", "sdpa", *FLASH_KERNELS)),
     "add_pooling_layer": _row("Build BertModel with or without its pooler.", kind=bool, section="model",
                               option="pooler"),
-    "lora": _row(f"LoRA adapters, such as r=8,target=query+value, or peft's adapter_config.json. Keys: "
+    "lora": _row(f"LoRA adapters, such as r=8, or peft's adapter_config.json. Keys: "
                  f"{', '.join(LORA_RULES)}; with all: {LORA_EXAMPLE}.", section="common",
                  metavar="KEY=VALUE[,...]"),
     "download": _flag("Download a missing model from the Hugging Face hub.", section="model"),
@@ -224,19 +224,19 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "module": _flag("Run a module, as 'python -m' does.", section="common", flag="-m"),
     "fit": _row("Find the largest value of a script argument that fits.", "", section="common",
                 metavar="NAME=LOW..HIGH"),
-    "fit.batch": _row("Find the settings with which this batch size fits.", kind=int, low=1, section="common",
+    "fit.batch": _row("Find settings with which this batch fits.", kind=int, low=1, section="common",
                       metavar="N", flag="-b"),
     "fit.batch_total": _row(f"Find the number of GPUs for this global batch size. Strategies: {', '.join(SEARCHED)}, "
                             f"or --strategy; at most {max(WORLD_SIZES):,} GPUs.", kind=int, low=1, metavar="N",
                             concerns={"lengths": not_}),
     "exact": _flag("Do not round the largest batch down to a multiple of 8."),
     "plan.batch": _row("The micro-batch size. [default: 8]", kind=int, low=1, section="common", metavar="N", flag="-b"),
-    "batch_total": _row("The batch size of an optimizer step; the micro-batch is chosen.", kind=int, low=1,
+    "batch_total": _row("The batch per optimizer step, in micro-batches.", kind=int, low=1,
                         metavar="N"),
     "may_change": _row(f"What else may change: {', '.join(SAVERS)} (same result); {', '.join(MAY_CHANGE)}.",
                        metavar="NAME[,...]"),
     "emit": _emit,
-    "plan.plot": _row("Plot memory against recompute FLOPs of each plan (.svg).", kind=Path, metavar="FILE"),
+    "plan.plot": _row("Plot memory against recompute FLOPs (.svg).", kind=Path, metavar="FILE"),
     "file": _row("A snapshot (.pickle) or a log with the error message; - reads stdin. A snapshot is the file of "
                  "torch.cuda.memory._dump_snapshot.", ..., metavar="FILE", is_argument=True),
     "plot": _row("Plot the history of the memory by part (.svg).", kind=Path, metavar="FILE"),

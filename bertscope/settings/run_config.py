@@ -109,8 +109,9 @@ class RunConfig(Settings):
     )
     mode: str = row(
         TRAINING,
-        "The mode: inference, evaluation, forward or training. inference: forward in eval mode; evaluation: the same "
+        "The mode: training, inference, evaluation or forward. inference: forward in eval mode; evaluation: the same "
         "with the loss; forward: forward in train mode; training: forward, backward and optimizer step.", choices=MODES,
+        section="common",
     )
     precision: str = row(
         FP32.name, "The precision, such as bf16 or autocast-fp16. The dtype of parameters and computation; with "

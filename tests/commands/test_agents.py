@@ -96,7 +96,7 @@ def test_what_to_do_next_is_a_call_that_a_tool_takes(project):
         arguments = eval(f"dict({words})")
     assert (tool, agents.answer(tool, arguments)[1]) == ("estimate", False)
     text, _ = agents.answer("plan", {"model": "bert-tiny", "budget": "200MiB", "batch": 16, "emit": "torch"})
-    assert "def save_operators" in text
+    assert text.startswith("# -*- coding: utf-8 -*-")
 
 
 def test_fit_compares_gpus_and_a_message_is_no_file(project):

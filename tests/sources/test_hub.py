@@ -94,7 +94,7 @@ def test_a_model_that_is_not_cached_is_one_line_and_no_request(tmp_path):
     nowhere = {"HF_HOME": tmp_path, "HF_ENDPOINT": "http://127.0.0.1:1"}
     done = ask("count", "someone/else", **nowhere)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "--download fetches a model from the Hugging Face hub" in done.stderr
+    assert "--download fetches it from the Hugging Face hub" in done.stderr
     refused = ask("count", "someone/else", "--download", **nowhere)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "someone/else cannot be downloaded" in refused.stderr
