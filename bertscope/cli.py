@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 
 _COMPLETE = "_BERTSCOPE_COMPLETE"  # the environment variable that a shell sets for Tab
+_INSTRUCTION = re.compile("((complete|source)_(bash|zsh|fish|powershell|pwsh))?")
 completion_init()
 
 
@@ -97,6 +98,8 @@ def _run() -> int:
         try:
             if "--no-cache" in sys.argv:
                 os.environ[CACHE_VARIABLE] = ""  # for child processes too
+            if not _INSTRUCTION.fullmatch(os.environ.get(_COMPLETE, "")):
+                raise ValueError(_COMPLETE)
             with naming(form_of_option):
                 code = app(prog_name="bertscope", standalone_mode=False) or 0
         except SystemExit as end:  # of Typer, after shell completion: `with_bundles` reports those of commands
@@ -104,7 +107,7 @@ def _run() -> int:
         except (KeyError, ValueError) as error:
             if not os.environ.get(_COMPLETE):
                 raise
-            text = f"{_COMPLETE} is set without the words that the script of --show-completion sets; unset it"
+            text = f"{_COMPLETE} is set, but not as the script of --show-completion sets it; unset it"
             raise SelectionError(text) from error
         sys.stdout.flush()
     except BaseException as error:

@@ -147,13 +147,14 @@ def test_a_project_prints_no_note_in_the_line_that_is_completed(completed, tmp_p
     assert completed("bash", "bertscope cou") == "count\n"
 
 
-def test_the_variable_of_tab_without_its_words_is_one_line_and_exit_code_2(cli, monkeypatch):
+@pytest.mark.parametrize("instruction", ["complete_bash", "evil", "complete_evil", "evil_bash"])
+def test_the_variable_of_tab_that_no_script_set_is_one_line_and_exit_code_2(cli, monkeypatch, instruction):
     for name in tab("bash", ""):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("_BERTSCOPE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("_BERTSCOPE_COMPLETE", instruction)
     result = cli()
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert "_BERTSCOPE_COMPLETE is set without the words" in result.err
+    assert "_BERTSCOPE_COMPLETE" in result.err
     assert "unset it" in result.err
 
 

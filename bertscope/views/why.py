@@ -151,7 +151,7 @@ def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, s
             outside = report.outside_bytes or 0
             cuda = f", CUDA {bytes_text(outside)}" if outside > 0.1 * finding.values["size_total"] else ""
             cause = f"The step is too large: its tensors hold {v.share}{cuda}."
-            fix = f"{v.lower}, or use checkpointing or 16 bits."
+            fix = f"{v.lower} ('bertscope fit' finds the largest), or use checkpointing or 16 bits."
         case "why_more":
             return f"These settings need {v.size_needed} of tensors, but {v.size_held} was allocated.", v.compare
         case "why_beyond":

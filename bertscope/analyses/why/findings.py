@@ -121,8 +121,9 @@ def main_first(reasons: Iterable[WhyFinding], held_bytes: int) -> tuple[WhyFindi
     What every step needs comes after a fault that holds a tenth of the memory: to repair a fault costs nothing.
     """
 
-    def rank(reason: WhyFinding) -> tuple[bool, int]:
-        return reason.key not in _NEEDED and reason.frees_bytes > _FAULT * held_bytes, reason.frees_bytes
+    def rank(reason: WhyFinding) -> tuple[bool, int, bool]:
+        is_fault = reason.key not in _NEEDED and reason.frees_bytes > _FAULT * held_bytes
+        return is_fault, reason.frees_bytes, reason.key != "why_fragmentation"
 
     return tuple(sorted(reasons, key=rank, reverse=True))
 
@@ -317,7 +318,7 @@ _NUMBERS = {
 _FRAME = re.compile(r'File "([^"\n]{1,500})", line ([0-9]{1,9}), in (\S{1,200})')
 # Memory of a process outside torch's allocator: the context is at most 1,486 MiB (gpus.py), NCCL and others add some.
 _OUTSIDE = 2 * 2**30
-_FULL_SHARE, _LARGE_SHARE, _SMALL_SHARE, _FEW = 0.8, 0.5, 0.1, 0.03  # of the GPU
+_FULL_SHARE, _LARGE_SHARE, _SMALL_SHARE = 0.8, 0.5, 0.1  # of the GPU
 
 
 def message_report(text: str, name: str) -> WhyReport:
@@ -379,10 +380,9 @@ def _other(numbers: dict[str, int], reserved: int) -> int:
 def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
     tried, total, free, allocated = (of.get(key, 0) for key in ("tried", "total", "free", "allocated"))
     unusable, other = of["unallocated"], of["other"]
-    is_fragmented = unusable >= tried > free
-    if is_fragmented and unusable > _FEW * (total or unusable):
-        yield finding("fragmentation", unusable)
-        is_fragmented = False
+    if unusable >= tried > free:  # if it is a small share, tensors fill the GPU: a later request would fail, too
+        is_large = unusable > _SMALL_SHARE * (total or unusable)
+        yield finding("fragmentation", unusable, unusable if is_large else 0)
     if other:
         yield finding("other", other, other if free < tried else 0, size_total=total)
     if of.get("limit"):
@@ -402,5 +402,3 @@ def _findings(of: dict[str, int], kind: StackKind) -> Iterator[WhyFinding]:
     if total >= allocated > 0 and free < tried:
         yield finding("full", allocated, 0, size_total=total)
     yield from private
-    if is_fragmented:  # with little of it, the request after the one that failed would fail, too
-        yield finding("fragmentation", unusable, 0)
