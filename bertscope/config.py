@@ -413,8 +413,9 @@ class Lora:
 
     def to_peft(self) -> dict[str, Any]:
         """Return the settings under the names in an `adapter_config.json`."""
-        values = ((key, getattr(self, name)) for key, name in LORA_KEYS.items())
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in values if value != ()}
+        values = {key: getattr(self, name) for key, name in LORA_KEYS.items()}
+        values |= {"target_modules": ALL_LINEAR} if self.target == (ALL_LINEAR,) else {}  # a list has names of layers
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items() if value != ()}
 
     @classmethod
     def parse(cls, text: str) -> Lora:

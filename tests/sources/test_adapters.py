@@ -179,6 +179,9 @@ def test_lora_of_another_family_has_pefts_default_targets(cli, tmp_path):
     assert counted["trainable_params"] == 2 * 4 * (16 + 3 * 16)  # c_attn of two layers
     of_mlp = cli("count", str(tmp_path), "--lora", "r=4,target=mlp.c_fc", "--format", "json").json["totals"]
     assert of_mlp["trainable_params"] == 2 * 4 * (16 + 4 * 16)
+    of_all = cli("count", str(tmp_path), "--lora", "r=4,target=all-linear", "--format", "json").json["totals"]
+    # c_attn, c_proj, c_fc and the MLP's c_proj of two layers, without the head, as peft takes them
+    assert of_all["trainable_params"] == 2 * 4 * ((16 + 48) + (16 + 16) + (16 + 64) + (64 + 16))
     options = ("--lora", "r=4", "-a", "AutoModelForCausalLM", "--checkpointing", "full", "--reentrant")
     estimate = cli("estimate", str(tmp_path), *options, "--batch", "2", "--seq", "8", "--format", "json").json
     ids = torch.ones(2, 8, dtype=torch.long)
