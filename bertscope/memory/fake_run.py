@@ -15,7 +15,6 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.memory.extension_kernels import note_on, row_of
-from bertscope.memory.kernel_rules import RULES
 from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, statistics_bytes
 from bertscope.memory.step import STEP_END, ModelStep
 from bertscope.memory.summary import NAMESPACES, kind_of
@@ -139,8 +138,8 @@ def events_of(log: RunLog, numbers: Iterable[int], block: Callable[[int], Block]
     """
 
     def place(event: Event) -> Position | None:
-        is_free = event.block < 0 and log.blocks[~event.block].dtype not in RULES  # scratch is freed at once
-        return event.position if is_free else None
+        row = log.blocks[~event.block]
+        return event.position if event.block < 0 and row.freed > row.born + 1 else None  # scratch is freed at once
 
     for freed_at, run in groupby(map(log.events.__getitem__, numbers), key=place):
         for event in sorted(run, key=lambda event: ~event.block) if freed_at else run:

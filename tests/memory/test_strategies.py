@@ -265,7 +265,7 @@ def test_the_units_of_a_model_without_a_known_stack_are_those_that_users_shard(m
 def test_each_unit_of_any_model_is_gathered_alone(tmp_path):
     path = tmp_path / "stacked.py"
     path.write_text("import torch\n\n\n" + inspect.getsource(Stacked))
-    run = {"batch": 2, "seq": 1, "input": ["x=Bx6:float32"], "strategy": "fsdp", "world_size": 2}
+    run = {"batch": 2, "input": ["x=Bx6:float32"], "strategy": "fsdp", "world_size": 2}
     report = bertscope.estimate(f"{path}:Stacked", **run)
     rows = [row for row in report.variants[0].traffic if (row.phase, row.collective) == ("forward", "all-gather")]
     sizes = Counter({row.full_bytes // row.calls: row.calls for row in rows})
