@@ -253,7 +253,7 @@ def _tip(report: WhyReport) -> str:
     key = report.findings[0].key if report.findings else ""
     run = report.run
     if run is not None and report.subject is not None and key == "why_fits" and report.total_bytes:
-        changes = {"checkpointing": None, "device": run.device, "budget": report.total_bytes >> 20 << 20}
+        changes = {"checkpointing": None, "gpu": None, "device": run.device, "budget": report.total_bytes >> 20 << 20}
         settings = {"batch": run.batch, "seq": run.seq, **changed(run)}
         return f"find the cheapest checkpointing\n  {command_text('plan', changes, settings)}"
     if report.source != MESSAGE or key not in _COMPARED:

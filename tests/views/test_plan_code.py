@@ -72,6 +72,23 @@ def test_a_step_of_micro_batches_without_recomputation_is_a_loop_only():
     assert all("save_operators" not in emitted(plan(), form) for form in ("trainer", "lightning"))
 
 
+class WithLoss(nn.Linear):
+    """A model whose output has a loss, the sum of the layer's output for ones."""
+
+    def forward(self):
+        return SimpleNamespace(loss=super().forward(torch.ones(2)).sum())
+
+
+def test_the_emitted_step_scales_the_loss_clips_and_keeps_gradients_as_the_run_does():
+    model, names, report = WithLoss(2, 1), dict[str, Any](), plan()
+    run = replace(report.run, grad_scaler=True, clip_grad_norm=True, keep_gradients=True)
+    exec(emitted(replace(report, run=run), "torch"), names)
+    before = model.weight.clone()
+    names["train_step"](model, [{}], torch.optim.SGD(model.parameters(), lr=1), torch.amp.GradScaler("cpu"))
+    torch.testing.assert_close(before - model.weight, torch.full((1, 2), 3**-0.5))  # of three gradients of 1
+    assert torch.equal(model.weight.grad, torch.zeros(1, 2))
+
+
 def installed(report: PlanReport, model: nn.Module, form: str = "torch") -> nn.Module:
     """Return the model after the emitted code has run on it."""
     names: dict[str, Any] = {}
