@@ -503,13 +503,13 @@ def plan(
     own_sizes = partial(requests.with_own_sizes, source=source, inputs=own_inputs)
     texts = may_change.split(",") if isinstance(may_change, str) else may_change
     names = tuple(text.strip() for text in texts if text.strip())
-    changes = _changes(dict.fromkeys(names), work.gpu)
     run_config = own_sizes(work.run)
+    changes = _changes(dict.fromkeys(names), work.gpu, run_config)
     report = plan_report(simulator, run_config, changes=changes, changed_run=changed_run, batch_total=batch_total)
     return work.finished(replace(report, may_change=names), report.rows, is_timed=is_timed)
 
 
-def _changes(names: Collection[str], gpu: Gpu | None) -> list[dict[str, Any]]:
+def _changes(names: Collection[str], gpu: Gpu | None, run_config: RunConfig) -> list[dict[str, Any]]:
     known: dict[str, dict[str, Any]] = {
         "precision": {"precision": f"{AUTOCAST}{half_precision(gpu)}"},
         **{word: {"optimizer": name} for word, name in LEANER.items()},
@@ -520,14 +520,18 @@ def _changes(names: Collection[str], gpu: Gpu | None) -> list[dict[str, Any]]:
     for name in names:
         if name not in known:
             raise SelectionError(f"{name_of('may_change')} has no {name[:40]!r}; {suggestion(name[:40], known)}")
+    flat = run_config.flat()
+    known = {
+        name: {key: known[name][key] for key in known[name] if flat.get(key) != known[name][key]} for name in names
+    }
     names = [name for name in names if name not in SAVERS] + [name for name in SAVERS if name in names]
     # The host has room for the state of any optimizer.
     replaced = ("8bit", "step-in-backward") if "offload-optimizer" in names else ()
     together = [
-        known[name] for name in ("precision", "8bit", "lora", *SAVERS) if name in names and name not in replaced
+        known[name] for name in ("precision", "8bit", "lora", *SAVERS) if known.get(name) and name not in replaced
     ]
     several = {name: value for settings in together for name, value in settings.items()}
-    return [*map(known.__getitem__, names), *([several] if len(together) > 1 else [])]
+    return [*filter(None, map(known.__getitem__, names)), *([several] if len(together) > 1 else [])]
 
 
 @public_function()

@@ -119,14 +119,15 @@ def share(row: PlanRow) -> str:
 def verdict(report: PlanReport) -> str:
     """Return the answer in a sentence: what the plan needs and recomputes, or what the leanest plan lacks."""
     row, on, time = report.first, step.limit_text(report), (step.step_time(report.first.cost), 1)
+    short_on = on if report.gpu else f"on {on.rpartition(' on ')[2]}"  # the need has the limit
     if not report.fits:
         leanest = "full checkpointing" if label(row) == "full checkpointing" else "the leanest one"
         text = f"No plan fits {on}: {leanest} {step.lacking(row.cost)}{step.in_evaluation(row.cost)}"
-        if row.answer == UNCERTAIN:
-            text = f"No plan surely fits {on}: {leanest} {step.on_gpu(row.cost)}"
-        elif maybe := next((other for other in report.rows if other.answer == UNCERTAIN), None):
-            text = f"No plan surely fits {on}: with {_changed(maybe)} one may fit, it {step.on_gpu(maybe.cost)}"
-        return step.line_of(text, (f"; batch {count_text(report.largest_batch)} fits" * bool(report.largest_batch), 1))
+        largest = (f"; batch {count_text(report.largest_batch)} fits" * bool(report.largest_batch), 1)
+        if maybe := next((other for other in (row, *report.rows) if other.answer == UNCERTAIN), None):
+            text = f"Only {leanest if maybe is row else f'a plan with {_changed(maybe)}'} may fit {short_on}"
+            return step.line_of(text, (f": {step.on_gpu(maybe.cost)}", 2), largest)
+        return step.line_of(text, largest)
     size = f" as {count_text(row.accumulate)} micro-batches of {count_text(row.batch)}" * (row.accumulate > 1)
     changes = f" with {_changed(row)}{' (same result)' * row.keeps_result}" if row.changes else ""
     changes += ", without a change" * bool(report.may_change and not row.changes)
@@ -134,11 +135,10 @@ def verdict(report: PlanReport) -> str:
     recomputed = f", recomputing {share(row) if row.lists else logits or 'nothing'}"
     of_layers = (" of layer FLOPs" * bool(row.lists), 2)
     need = (f": {step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}", 5)
-    on = on if report.gpu else f"on {on.rpartition(' on ')[2]}"
     more = (f" and {logits}" * bool(row.lists and logits), 2)
     costs = ", without clipping" * ("step_in_backward" in row.changes)
     costs += f", copying {step.copied_text(row.cost.copied_bytes)}" if row.cost.copied_bytes else ""
-    return step.line_of(f"Fits {on}", (size, 3), changes, need, (recomputed, 4), of_layers, more, costs, time)
+    return step.line_of(f"Fits {short_on}", (size, 3), changes, need, (recomputed, 4), of_layers, more, costs, time)
 
 
 def _has_sizes(report: PlanReport) -> bool:

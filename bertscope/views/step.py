@@ -397,6 +397,8 @@ def settings_line(report: Any, *texts: str, groups: int = 2) -> str:
     limits = [cost for row in getattr(report, "rows", getattr(report, "variants", ())) if (cost := row.cost)]
     margin = limits[0].margin if limits and limits[0].limit_bytes is not None else 0.0
     has_gpu = bool(getattr(report, "gpu", None))
+    if subject.adapters:  # peft keeps them in fp32
+        texts = tuple(text.replace("weights and optimizer too", "adapters in fp32") for text in texts)
     optional = [
         *texts,
         *ranks,

@@ -233,6 +233,12 @@ def test_a_micro_batch_is_the_largest_that_needs_no_recomputation():
     assert (row.batch, row.accumulate, row.checkpointing) == (4, 2, "none")
 
 
+def test_a_change_to_what_the_run_has_is_no_row_of_its_own():
+    run = {"batch": 64, "seq": 16, "precision": "autocast-bf16", "may_change": "precision,sgd"}
+    rows = bertscope.plan("bert-tiny", "20MiB", **run).rows
+    assert [dict(row.changes) for row in rows if row.changes] == [{"optimizer": "sgd"}]
+
+
 def test_other_settings_may_change_and_are_named():
     plain = bertscope.plan("bert-tiny", "10GiB", batch=2, seq=8, optimizer="sgd").rows[0].peak_bytes
     row = bertscope.plan("bert-tiny", plain, batch=2, seq=8, may_change="sgd", margin=0).rows[0]

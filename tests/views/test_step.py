@@ -115,7 +115,7 @@ def test_the_answer_names_the_changes_with_which_a_plan_may_fit():
     (row,) = next(report for report in REPORTS if report.kind == "plan").rows
     rows = (replace(row, cost=LACKS), replace(row, cost=UNCERTAIN, changes={"optimizer": "sgd"}))
     answer = view_of("plan").answer(PlanReport(**ABOUT, budget_bytes=8 * GIB, layers_flops=1, rows=rows))
-    assert answer == "No plan surely fits in 8.00 GiB on a CPU: with sgd one may fit, it needs 6.00 of 8.00 GiB."
+    assert answer == "Only a plan with sgd may fit on a CPU: needs 6.00 of 8.00 GiB."
 
 
 def test_a_search_over_what_changes_no_peak_names_no_largest_value():
