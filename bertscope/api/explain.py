@@ -170,7 +170,6 @@ def flops(
         ((run_config, _),) = requests.resolved(request)
         return work.flops(module, tensors, mode=run_config.mode, name=shown)
     source = source_of(request.subject, name=name)
-    requests.refuse_unused_sizes(request, source)
     points = request.resolved(**QUESTIONS["flops"].defaults, **requests.default_length(request, source))
     runs = [requests.with_own_sizes(run, source) for run, *_ in points]
     if runs[0].mode not in (INFERENCE, TRAINING):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from bertscope.config import POSITIONS
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_device
-from bertscope.settings.request import Request, Source, Value, read_settings
+from bertscope.settings.request import Request, Source, read_settings
 from bertscope.settings.rows import CodeObject, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
 from bertscope.settings.training import MODEL
@@ -298,7 +298,6 @@ def resolved(request: Request, source: ModelSource | None = None, **defaults: An
     """Return the records of each run, with the function's defaults; parameters of own code keep their dtypes."""
     defaults = {**QUESTIONS[request.question].defaults, **defaults}
     if source is not None:
-        refuse_unused_sizes(request, source)
         defaults |= default_length(request, source, defaults.get("seq", RunConfig.seq))
         if source.has_own_dtypes:
             defaults = {"precision": STORED, **loop_of(source.build()), **defaults}
@@ -308,16 +307,6 @@ def resolved(request: Request, source: ModelSource | None = None, **defaults: An
 
         check_plan(source, request.permitted_plan)
     return records
-
-
-def refuse_unused_sizes(request: Request, source: ModelSource) -> None:
-    """Raise SettingError for a batch or a length that no described input of own code has."""
-    texts = [text for value in request.values().get("input", Value(())).values for text in value]
-    letters = {letter for text in texts for letter in re.split("[=x:]", text)}
-    for name, letter in (("batch", "B"), ("seq", "S")):
-        if texts and source.has_own_dtypes and name in request.named and letter not in letters:
-            text = f"{{{name}}} has no effect: no size of {{input}} is {letter}; write it there, or leave it out"
-            raise request.error(text, name)
 
 
 def default_length(request: Request, source: ModelSource, usual: int = RunConfig.seq) -> dict[str, int]:
