@@ -124,6 +124,13 @@ def test_each_schema_is_an_object_whose_parameters_are_described_with_their_defa
     assert given["device"]["enum"] == ["cpu", "cuda"]
 
 
+def test_the_file_that_the_tool_check_describes_passes(project):
+    text = agents.schema("check")["properties"]["files"]["description"]
+    (project / "tiny.bertscope.yaml").write_text(text[text.index("{") : text.rindex("}") + 1])
+    answer, is_error = agents.answer("check", {})
+    assert (is_error, answer.partition("\n")[0]) == (False, "1 file: 3 expectations passed, 0 failed"), answer
+
+
 def test_the_json_of_an_estimate_is_short_enough_for_a_model_to_read(project):
     text, _ = agents.answer("estimate", {"model": "bert-tiny", "gpu": "t4", "json": True})
     assert len(text) < 20_000
