@@ -205,7 +205,7 @@ def diagram(call: CommandLine) -> None:
     call.show(report, fmt=call.fmt or "mermaid")
     if call.output is not None:
         note(f"the diagram is in {call.output}")
-    elif kind == "class" and call.kind is None:
+    elif kind == "class" and call.kind is None and call.fmt is None:
         note(f"'{call.further('diagram', {'kind': 'forward', 'output': 'forward.svg'})}' draws the forward pass")
     kernel = original.bert_config.attn_implementation if original.bert_config else _STEP_BY_STEP
     has_steps = kind == "forward" and any("softmax" in node.name for node in getattr(report, "nodes", ()))
