@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from bertscope.config import POSITIONS
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_device
-from bertscope.settings.request import Request, Source, read_settings
+from bertscope.settings.request import OF_MODEL, Request, Source, read_settings
 from bertscope.settings.rows import CodeObject, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
 from bertscope.settings.training import MODEL
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 INPUT_KEYWORDS = ("input_data", "input_size", "dtypes")
-_OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")
 
 
 def public_function(*passed_on: Callable[..., Any]) -> Callable[[Function], Function]:
@@ -253,7 +252,7 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any]) -> Reques
     """
     row = QUESTIONS[question]
     request = model if isinstance(model, Request) else Request(question=question, subject=model)
-    if of_model := next((name for name in _OF_MODEL if name in settings), ""):
+    if of_model := next((name for name in OF_MODEL if name in settings), ""):
         raise SelectionError(f"{of_model} is of the model; give bertscope.load(MODEL, {of_model}=...) instead of MODEL")
     keywords = with_objects(settings, request.subject)
     request = replace(request, question=question)

@@ -26,7 +26,7 @@ from bertscope.processes.signals import is_debug
 from bertscope.progress import listening
 from bertscope.reports.base import UNCOUNTED
 from bertscope.settings.generate import option_words
-from bertscope.settings.request import Request, Source, in_words, read_settings, unknown_setting
+from bertscope.settings.request import OF_MODEL, Request, Source, in_words, read_settings, unknown_setting
 from bertscope.settings.rows import CodeName, Row, SettingError, no_effect
 from bertscope.settings.run_config import QUESTIONS, SETTINGS, STORED
 from bertscope.sources.adapters import ADAPTER_CONFIG
@@ -44,7 +44,6 @@ _COMPARED = ("batch", "seq", "precision", "checkpointing", "gpu")  # by any comm
 _MARK = b"[tool.bertscope]"
 _OUTPUTS = ("fmt", "output", "verbose", "rows", "emit", "others", "batch_total", "may_change")
 _PRICED = ("time", "sequences", "price")  # of further commands of the same name
-_OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")
 _STDOUT = Path("-")
 _RUNNING = ("estimate", "flops", "fit", "plan", "profile")
 _FORMATS = {".json": "json", ".csv": "csv", ".md": "markdown", ".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot",
@@ -117,7 +116,7 @@ class CommandLine(SimpleNamespace):
 
     def found(self, model: str | None = None, **changes: Any) -> ModelSource:
         """Return the source that MODEL, or another name that was typed, means with the model options."""
-        options = {name: getattr(self, name) for name in _OF_MODEL if hasattr(self, name)} | changes
+        options = {name: getattr(self, name) for name in OF_MODEL if hasattr(self, name)} | changes
         source = find(CodeName(self.model if model is None else model), **options)
         is_bert = source.bert_config is not None
         return source.with_options(architecture=self.usual_class) if self.usual_class and is_bert else source

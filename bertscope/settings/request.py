@@ -27,6 +27,9 @@ from bertscope.settings.run_config import ESTIMATED, QUESTIONS, Question
 Report = TypeVar("Report")
 
 
+OF_MODEL = ("architecture", "attention", "add_pooling_layer", "lora", "download")  # options of a model, and of no run
+
+
 class Value(NamedTuple):
     """The values of a setting, one for each run, and their origin."""
 

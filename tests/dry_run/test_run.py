@@ -310,7 +310,7 @@ def test_a_script_of_a_package_or_behind_a_link_has_its_lines_and_the_modules_ne
 
 @pytest.mark.parametrize("before", ["", "first = optimizer\n"])
 def test_an_optimizer_that_never_steps_does_not_count_the_steps(script, before):
-    """One that the script replaces by another, and one whose `step` it never calls, such as that of SAM."""
+    """An optimizer that the script replaces, and one whose `step` is never called, as in SAM."""
     name = script(f"{STEP}{before}optimizer = torch.optim.AdamW(model.parameters())\nfor _ in range(99): step(4)\n")
     assert bertscope.run(name).updates == 3
 
