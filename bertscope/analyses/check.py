@@ -146,6 +146,10 @@ class Witness:
         run = expectation.run
         if run is None:
             return self.counts.get(expectation.key)
+        if self.model.source.bert_config is None:
+            from bertscope.tracing.inputs import refuse_idle
+
+            refuse_idle([run.input], expectation.sizes, self.model.source)
         if kind == "memory":
             return Simulator(self.model.source).trace(run).peak_bytes
         from bertscope.tracing.flops import FlopsRun

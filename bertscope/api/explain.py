@@ -74,8 +74,9 @@ def explain(
             name=name or architecture, config=model.config, architecture=architecture, add_pooling_layer=has_pooler
         )
     source = source_of(model, name=name)
-    seq = requests.length_of(seq, source)
-    return steps.explain(source, path, batch=batch, seq=seq, inputs=inputs if texts else ())
+    described = inputs if texts else ()
+    seq = requests.length_of(seq, *[source] * (tensors is None), batch=batch, texts=described)
+    return steps.explain(source, path, batch=batch, seq=seq, inputs=described)
 
 
 @public_function(diagrams.class_diagram)
@@ -120,7 +121,9 @@ def diagram(
     if kind not in diagrams.KINDS:
         raise SelectionError(f"kind must be one of {', '.join(diagrams.KINDS)}; got {kind!r}")
     if isinstance(forward_inputs, Mapping):
-        seq = requests.length_of(forward_inputs.get("seq") or None, *[source_of(model)] * (kind == "forward"))
+        given = ForwardInputs(**{**forward_inputs, "seq": forward_inputs.get("seq") or 0})
+        sides = [source_of(model)] * (kind == "forward")
+        seq = requests.length_of(given.seq or None, *sides, batch=given.batch, texts=given.input)
         forward_inputs = ForwardInputs(**{**forward_inputs, "seq": seq})
         forward_inputs = forward_inputs if kind == "forward" or forward_inputs != ForwardInputs() else None
     if forward_inputs is not None and (
@@ -170,6 +173,7 @@ def flops(
         ((run_config, _),) = requests.resolved(request)
         return work.flops(module, tensors, mode=run_config.mode, name=shown)
     source = source_of(request.subject, name=name)
+    requests.refuse_idle_of(request, source)
     points = request.resolved(**QUESTIONS["flops"].defaults, **requests.default_length(request, source))
     runs = [requests.with_own_sizes(run, source) for run, *_ in points]
     if runs[0].mode not in (INFERENCE, TRAINING):

@@ -63,7 +63,7 @@ def report(
         takes = source.strategies(built_for_counting(source))
         usual = {"checkpointing": [name for name in (NONE, FULL) if name in takes]}
         usual["precision"] = [STORED if source.has_own_dtypes else FP32.name]
-        works.append(ModelRequest.of(request, source, **batch, **usual))
+        works.append(ModelRequest.of(request, source, beside=sources, **batch, **usual))
     run, limit, gpu = works[0].run, works[0].limit, works[0].gpu
     if not fit and "budget" in request.named:
         raise request.error("{budget} is for the fit table, which is left out", "budget")
@@ -118,6 +118,7 @@ def diff(
         requests.refuse_sizes(batch, seq, "on a module with inputs")
         batch = requests.batch_of(data)
     one, other = (known or source_of(side, inputs=data) for known, side in zip(stored, (a, b), strict=True))
-    seq = requests.length_of(seq, *(side for side in (one, other) if not isinstance(side, Checkpoint)))
+    sides = [side for side in (one, other) if data is None and not isinstance(side, Checkpoint)]
+    seq = requests.length_of(seq, *sides, batch=batch)
     difference = pages.diff(one, other, batch=batch, seq=seq)
     return replace(difference, inputs_given=data is not None)

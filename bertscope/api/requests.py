@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature, signature
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from bertscope.config import POSITIONS
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_device
-from bertscope.settings.request import OF_MODEL, Request, Source, read_settings
-from bertscope.settings.rows import CodeObject, rows
+from bertscope.settings.request import OF_MODEL, Request, Source, placed, read_settings
+from bertscope.settings.rows import CodeObject, SettingError, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
 from bertscope.settings.training import MODEL
 from bertscope.sources.find import Model, source_of
@@ -166,9 +166,10 @@ def with_own_sizes(run_config: RunConfig, source: ModelSource, inputs: Any = Non
     texts = run_config.input if source.has_own_dtypes else ()
     if inputs is None and not texts:
         return run_config
-    from bertscope.tracing.inputs import described_inputs
+    from bertscope.tracing.inputs import described_inputs, idle_sizes
     from bertscope.tracing.log import tensors
 
+    idle = {"batch", "seq"} if inputs is not None else idle_sizes(source.build(), texts)
     if inputs is None:
         inputs = described_inputs(texts, run_config.batch, run_config.seq)
     first = next((item for item in tensors(inputs) if item.ndim), None)
@@ -176,9 +177,7 @@ def with_own_sizes(run_config: RunConfig, source: ModelSource, inputs: Any = Non
         return run_config
     is_tokens = first.ndim > 1 and not first.is_floating_point()
     sizes = {"batch": first.shape[0], "seq": first.shape[1] if is_tokens else 1}
-    letters = {letter for text in texts for letter in re.split("[=x:]", text)}
-    return run_config.changed(**{name: sizes[name] for name, letter in (("batch", "B"), ("seq", "S"))
-                                 if letter not in letters})  # fmt: skip
+    return run_config.changed(**{name: sizes[name] for name in idle})
 
 
 def batched(inputs: Any, *, has_length: bool = False) -> Callable[[int, int], Any] | None:
@@ -221,13 +220,21 @@ def shapes_of_run(
         source = source_of(model if tensors is None else built(model)[0], inputs=tensors)
         if tensors is not None:
             refuse_sizes(batch, seq, "on a module with inputs")
-        return source_shapes(source, batch, length_of(seq, *[source] * (tensors is None)))
+        return source_shapes(source, batch, length_of(seq, *[source] * (tensors is None), batch=batch))
     refuse_sizes(batch, seq, "without shapes=True")
     return shapes or None
 
 
-def length_of(seq: int | None, *sources: ModelSource) -> int:
-    """Return the length, or without one the default, or the limit of a model that takes less."""
+def length_of(seq: int | None, *sources: ModelSource, batch: int = 1, texts: Collection[str] = ()) -> int:
+    """Return the length, or without one the default, or the limit of a model that takes less.
+
+    Raises SettingError for a size without effect next to inputs that the texts describe.
+    """
+    named = [*["seq"] * (seq is not None), *["batch"] * (batch != 1)]
+    if named and any(source.bert_config is None for source in sources):
+        from bertscope.tracing.inputs import refuse_idle
+
+        refuse_idle([texts], named, *sources)
     return min([RunConfig.seq, *(longest_input(source, RunConfig.seq) for source in sources)]) if seq is None else seq
 
 
@@ -293,10 +300,16 @@ def limit_on(gpu: str | int) -> Source:
     return read_settings({name: value for name, value in limit.items() if value is not None})
 
 
-def resolved(request: Request, source: ModelSource | None = None, **defaults: Any) -> list[tuple[Any, ...]]:
-    """Return the records of each run, with the function's defaults; parameters of own code keep their dtypes."""
+def resolved(
+    request: Request, source: ModelSource | None = None, beside: Any = (), **defaults: Any
+) -> list[tuple[Any, ...]]:
+    """Return the records of each run, with the function's defaults; parameters of own code keep their dtypes.
+
+    A size that changes no input of the source, nor of those `beside` it, is refused.
+    """
     defaults = {**QUESTIONS[request.question].defaults, **defaults}
     if source is not None:
+        refuse_idle_of(request, source, *beside)
         defaults |= default_length(request, source, defaults.get("seq", RunConfig.seq))
         if source.has_own_dtypes:
             defaults = {"precision": STORED, **loop_of(source.build()), **defaults}
@@ -306,6 +319,21 @@ def resolved(request: Request, source: ModelSource | None = None, **defaults: An
 
         check_plan(source, request.permitted_plan)
     return records
+
+
+def refuse_idle_of(request: Request, *sources: ModelSource) -> None:
+    """Raise SettingError for a batch or a length in a request or its plan that changes no input of these sources."""
+    named = {"batch", "seq"} & request.named
+    if named and any(source.bert_config is None for source in sources):
+        from bertscope.tracing.inputs import refuse_idle
+
+        values = request.values()
+        try:
+            refuse_idle(values["input"].values if "input" in values else [()], named, *sources)
+        except SettingError as error:
+            raise placed(error, values) from None
+    if request.plan is not None and with_own_sizes(request.plan.run, sources[0]) != request.plan.run:
+        raise SelectionError("the batch and the seq of the plan are not those of its input; run 'bertscope plan' again")
 
 
 def default_length(request: Request, source: ModelSource, usual: int = RunConfig.seq) -> dict[str, int]:

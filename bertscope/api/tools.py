@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from bertscope.api.requests import refuse_idle_of
 from bertscope.errors import MissingExtraError, SelectionError, name_of
 from bertscope.files import read_mapping
 from bertscope.progress import expect, notify, progress
@@ -95,6 +96,8 @@ def sweep(
     if plan is not None:
         report = plan if isinstance(plan, PlanReport) else read_plan(plan)
         request = grids.with_plan(request, report, allow_code=allow_code)
+    if request.named & {"batch", "seq"}:
+        refuse_idle_of(request, *grids.sources_of(request))
     points = grids.tasks_of(request)
     keys = [point.key for point in points]
     name = "" if isinstance(grid, Mapping) else Path(grid).name

@@ -160,7 +160,8 @@ class CommandLine(SimpleNamespace):
         from bertscope.api.requests import length_of
         from bertscope.tracing.flops import source_shapes
 
-        return source_shapes(source, self.batch, length_of(self.seq, source), self.inputs or ())
+        texts = self.inputs or ()
+        return source_shapes(source, self.batch, length_of(self.seq, source, batch=self.batch, texts=texts), texts)
 
     def each(self, result_of: Callable[[str], Result]) -> tuple[Result, ...]:
         """Return the result for each model; with several models an error names the one that it concerns.

@@ -48,7 +48,7 @@ MAX_RUNS = 12  # a run takes 0.1 to 1 s
 # The measured quantity of a run, and the settings that affect it.
 MEASURES = {"flops": "matmul_flops", "memory": "peak_bytes"}
 _SETTINGS = {"flops": OF_FLOPS, "memory": tuple(rows(RunConfig))}
-_NEEDED = ("batch", "seq", "mode")
+_SIZES = ("batch", "seq")
 _EXPECTED_KEYS = (*TOTAL_KEYS, *TABLE_KEYS, TIES_KEY, *MEASURES)
 
 
@@ -56,7 +56,8 @@ class Expectation(Record):
     """One expected value: `key` is `distinct_params`, `groups.embeddings`, `ties.ADDRESS`, `memory.NAME` ...
 
     `value` is a number, or the path that a tensor is tied to; `tolerance` is a share of the number, either way.
-    The value for `ties` is how many there are. `run` is the run whose FLOPs or memory is expected.
+    The value for `ties` is how many there are. `run` is the run whose FLOPs or memory is expected, and `sizes` are
+    those of batch and seq that its file names.
     """
 
     key: str
@@ -64,6 +65,7 @@ class Expectation(Record):
     line: int
     tolerance: float = 0.0
     run: RunConfig | None = None
+    sizes: tuple[str, ...] = ()
 
     def accepts(self, got: int | str | None) -> bool:
         """Return True if the model's value is as expected."""
@@ -115,9 +117,11 @@ def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Ex
     for setting, inner in entries.items():
         if setting not in known:
             raise inner.error(f"expected.{key}: {request.unknown_setting(setting, known)}")
-    for needed in (*_NEEDED, measure):
+    sizes = () if "input" in entries else _SIZES  # described inputs may have none
+    for needed in (*sizes, "mode", measure):
         if needed not in entries:
-            raise entry.error(f"expected {key} needs {', '.join(_NEEDED)} and {measure}; {needed!r} is missing")
+            names = ", ".join((*sizes, "mode"))
+            raise entry.error(f"expected {key} needs {names} and {measure}; {needed!r} is missing")
     value = _number(key, entries[measure], measure, in_bytes=kind == "memory")
     settings = {name: value for name, value in entries.plain().items() if name in _SETTINGS[kind]}
     try:
@@ -128,7 +132,8 @@ def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Ex
         raise ConfigError(f"expected {key}: {error.message}", where=error.where or entry.where) from None
     if kind == "flops" and run_config.mode == "forward":
         raise entries["mode"].error(f"expected {key}: FLOPs depend on mode inference or training")
-    return replace(value, tolerance=_tolerance(key, entries.get("tolerance")), run=run_config)
+    tolerance = _tolerance(key, entries.get("tolerance"))
+    return replace(value, tolerance=tolerance, run=run_config, sizes=tuple(name for name in _SIZES if name in settings))
 
 
 def _number(key: str, entry: Entry, what: str, *, in_bytes: bool = False) -> Expectation:

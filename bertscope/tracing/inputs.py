@@ -7,13 +7,14 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
+from itertools import product
 from typing import Any
 
 from bertscope.config import ARCHITECTURES, HEADS, POSITIONS
 from bertscope.errors import BertscopeError, SelectionError, name_of
 from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import PeftModel, base_model_of
-from bertscope.settings.rows import MAX_SIZE
+from bertscope.settings.rows import MAX_SIZE, SettingError
 from bertscope.sources.model_source import ModelSource, as_source_error, required_names
 from bertscope.sources.transformers_models import token_types
 from bertscope.torch_access import argument_names, has_kernel, nn, torch, tree_map
@@ -93,6 +94,35 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
             )
             for item in forward.schema.arguments[1:]
         }
+
+
+def idle_sizes(module: nn.Module, described: Collection[str]) -> set[str]:
+    """Return which of batch and seq change no input of the module; none where its own `example_inputs` decides."""
+    if callable(getattr(module, "example_inputs", None)):
+        return set()
+
+    def shapes(batch: int, seq: int) -> list[torch.Size]:
+        return [item.shape for item in tensors(inputs_for(module, batch, seq, described=described))]
+
+    usual = shapes(1, 1)
+    return {name for name, sizes in (("batch", (2, 1)), ("seq", (1, 2))) if shapes(*sizes) == usual}
+
+
+def refuse_idle(described: Collection[Collection[str]], named: Collection[str], *sources: ModelSource) -> None:
+    """Raise SettingError for a batch or a seq that is named and changes no input of any of these sources.
+
+    `described` has the described inputs of each run. Only of own code and next to such inputs neither may have an
+    effect; a source that cannot be built is refused elsewhere.
+    """
+    idle = {*named}
+    for source, texts in product(sources, described):
+        known = set[str]()
+        if texts or source.has_own_dtypes:
+            with suppress(BertscopeError):
+                known = idle_sizes(source.build(), texts)
+        idle &= known
+    for name in sorted(idle):
+        raise SettingError(f"{{{name}}} has no effect: no size of an input is {name[0].upper()}; leave it out", [name])
 
 
 def described_inputs(texts: Collection[str], batch: int, seq: int) -> Inputs:

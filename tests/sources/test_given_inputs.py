@@ -179,3 +179,29 @@ def test_a_keyword_for_what_the_inputs_determine_is_refused(name, keyword):
     budget = {"budget": "1GiB"} if name in ("fit", "fits", "plan") else {}
     with pytest.raises(SelectionError, match=keyword):
         getattr(bertscope, name)(torch.nn.Linear(4, 4), input_size=(1, 4), **budget, **{keyword: 9})
+
+
+def test_a_size_that_no_described_input_has_is_refused_in_python_and_in_every_kind_of_file(cli, own_code, tmp_path):
+    model, described = f"{own_code}:Net", "batch.image=Bx8:float32"
+    with pytest.raises(SelectionError, match="seq has no effect: no size of an input is S"):
+        bertscope.estimate(model, seq=9, input=[described])
+    expected, grid, plan = (tmp_path / name for name in ("net.bertscope.yaml", "grid.yaml", "plan.json"))
+    grid.write_text(f'model: {model}\ninput: ["{described}"]\nbatch: [1, 2]\nseq: [8, 9]\n')
+    expected.write_text(
+        f"model: {model}\nexpected:\n  flops:\n"
+        f'    one: {{mode: inference, batch: 1, input: ["{described}"], matmul_flops: 160}}\n'
+        f'    two: {{mode: inference, batch: 1, seq: 9, input: ["{described}"], matmul_flops: 160}}\n'
+    )
+    planned = bertscope.plan(model, "1GiB", batch=2, input=[described])
+    plan.write_text(planned.to_json())
+    assert cli("estimate", model, "--plan", plan).code == 0
+    plan.write_text(planned.to_json().replace('"seq": 1,', '"seq": 9,'))
+    for words, said in (
+        (("sweep", grid, "--allow-code", "-o", tmp_path / "rows.jsonl"), "grid.yaml:4: seq has no effect"),
+        (("check", expected, "--allow-code"), "net.bertscope.yaml:5: flops.two: seq has no effect"),
+        (("estimate", model, "--plan", plan), "the seq of the plan are not those of its input"),
+    ):
+        done = cli(*words)
+        assert done.code == 2, done
+        assert said in done.err
+        assert "flops.one" not in done.err

@@ -90,11 +90,17 @@ def _read_file(path: Path, allow_code: bool) -> Source:
 def with_plan(request: Request, plan: PlanReport, *, allow_code: bool = False) -> Request:
     """Return the grid with the strategy of a plan, after the grid's; raises SelectionError for another model."""
     request = request.with_plan(plan, permit=allow_code)
+    for source in sources_of(request):
+        check_plan(source, request.permitted_plan)
+    return request
+
+
+def sources_of(request: Request) -> list[ModelSource]:
+    """Return the models of a grid."""
     values = request.values(read_settings(_USUAL, records=SWEPT))
     names = ("model", "architecture", "attention", "pooler", "lora")
-    for model in product(*(values[name].values if name in values else (None,) for name in names)):
-        check_plan(_source(*model), request.permitted_plan)
-    return request
+    models = product(*(values[name].values if name in values else (None,) for name in names))
+    return [_source(*model) for model in models]
 
 
 def varied(request: Request) -> dict[str, list[Any]]:
