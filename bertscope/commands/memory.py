@@ -213,7 +213,9 @@ def sweep(call: CommandLine) -> int:
     from bertscope.views.sweep import ordered
 
     if call.init:
-        path = None if call.grid == "-" else Path(call.grid)
+        path = call.output if call.grid in (None, "-") else Path(call.grid)
+        if call.output not in (None, path):
+            raise SelectionError(f"--init writes one file; leave {call.grid} or --output {call.output} out")
         if path is not None and path.exists():
             raise SourceError(f"{path} exists; name a new file for the sample")
         write(Path(__file__).with_name("sample_grid.yaml").read_text(encoding="utf-8"), path)
@@ -226,7 +228,7 @@ def sweep(call: CommandLine) -> int:
     ordered(SweepReport(grid="", varied={}, rows=(blank,)), call.sort)  # an error before the work begins
     with progress_shown():
         report = bertscope.sweep(
-            call.grid, call.output, engine=call.engine, workers=call.workers, address=call.address, plan=call.plan,
+            call.grid or "grid.yaml", call.output, engine=call.engine, workers=call.workers, address=call.address, plan=call.plan,
             allow_code=call.allow_code,
         )  # fmt: skip
     call.output = None  # which has the results

@@ -240,10 +240,10 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "file": _row("A snapshot (.pickle) or a log with the error message; - reads stdin. A snapshot is the file of "
                  "torch.cuda.memory._dump_snapshot.", ..., metavar="FILE", is_argument=True),
     "plot": _row("Plot the history of the memory by part (.svg).", kind=Path, metavar="FILE"),
-    "grid": _row("The grid, a YAML file (docs/sweep.md).", "grid.yaml", metavar="[GRID]", is_argument=True),
+    "grid": _row("The grid, a YAML file (docs/sweep.md); grid.yaml by default.", metavar="[GRID]", is_argument=True),
     "sweep.output": _output("JSON lines (.jsonl), and prints --format csv",
                             text="Append a row for each point to FILE (.jsonl)."),
-    "init": _flag("Write a sample grid with comments to GRID."),
+    "init": _flag("Print a sample grid with comments, or write it to GRID."),
     "engine": _row("Compute on this machine (local) or a cluster (dask).", "local", choices=("local", "dask"),
                    metavar="NAME"),
     "workers": _row("The number of processes on this machine; all cores by default.", kind=int, low=1, metavar="N"),

@@ -220,7 +220,7 @@ The grid is a YAML file with a value or a list for each setting. Each result is 
 same command continues after an interruption. Exit code 1: a point has no estimate.
 
 examples:
-  bertscope sweep new-grid.yaml --init
+  bertscope sweep --init
   bertscope sweep grid.yaml -o results.jsonl
   bertscope sweep grid.yaml -o results.jsonl --workers 2 --sort peak_bytes --format csv
 """,

@@ -178,12 +178,18 @@ def test_a_file_that_another_program_changed_is_not_replaced(folder):
     assert path.read_bytes() == b"a line of an editor\n"
 
 
-def test_init_writes_a_sample_that_sweep_reads_and_replaces_no_file(cli, tmp_path, monkeypatch):
+def test_init_prints_a_sample_that_sweep_reads_and_replaces_no_file(cli, tmp_path, monkeypatch):
     from bertscope.analyses.sweep.grid import read_grid, tasks_of
 
     monkeypatch.chdir(tmp_path)
-    done = cli("sweep", "new.yaml", "--init")
-    assert (done.code, done.out, done.err) == (0, "", "note: the sample is in new.yaml\n")
+    printed = cli("sweep", "--init").out
+    assert "model: [" in printed
+    assert list(tmp_path.iterdir()) == []
+    for words in (("--init", "new.yaml"), ("--init", "-o", "other.yaml")):
+        done = cli("sweep", *words)
+        assert (done.code, done.out, done.err) == (0, "", f"note: the sample is in {words[-1]}\n")
+        assert (tmp_path / words[-1]).read_text() == printed
+    assert cli("sweep", "one.yaml", "--init", "-o", "two.yaml").code == 2
     assert len(tasks_of(read_grid("new.yaml"))) == 2 * 2 * 2 * 2 * 2  # models, batches, lengths, precisions, strategies
     text = (tmp_path / "new.yaml").read_text()
     for line in re.findall(r"^# (\w+: .*)", text, re.MULTILINE):  # what is commented out is valid too
