@@ -67,6 +67,57 @@ def test_a_script_of_a_framework_holds_what_its_real_run_holds(name, tmp_path, m
     assert any(phase.phase == "evaluation" and phase.step == 3 for phase in report.phases)
 
 
+PLANNED = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 400, "hidden_size": 64,
+           "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 256,
+           "max_position_embeddings": 64}  # fmt: skip
+PLANS = (
+    {},
+    {"precision": "autocast-bf16", "clip_grad_norm": True},
+    {"optimizer": "sgd", "momentum": 0.9, "accumulate": 3, "clip_grad_norm": True},
+    {"freeze": ["embeddings"], "accumulate": 2},
+    {"lora": "r=2,target=query+value", "precision": "autocast-bf16"},
+)
+
+
+@pytest.mark.parametrize("settings", PLANS, ids=str)
+def test_lightning_trains_with_the_code_of_a_plan_in_the_memory_that_it_says(settings, tmp_path):
+    pytest.importorskip("lightning")
+    adapters = {"lora": settings["lora"]} if "lora" in settings else {}
+    source, run = source_of(PLANNED).with_options(**adapters), {"batch": 16, "seq": 32, "loop": "lightning"}
+    run |= {name: value for name, value in settings.items() if name != "lora"}
+    none, full = (variant.estimated.cost.gpu_bytes
+                  for variant in bertscope.estimate(source, checkpointing="none,full", **run).variants)  # fmt: skip
+    planned = bertscope.plan(source, (none + full) // 2, margin=0, **run).first
+    text = bertscope.plan(source, (none + full) // 2, margin=0, **run).emitted("lightning")
+    sets = 4 * planned.batch * planned.accumulate  # of ids, masks, types and labels
+    (tmp_path / "plan.py").write_text(text)
+    (tmp_path / "train.py").write_text(
+        "import lightning, peft, torch\nfrom torch.utils.data import DataLoader, TensorDataset\nfrom plan import *\n"
+        "from bertscope.sources.find import source_of\n"
+        f"model = source_of({PLANNED}).build(device='cpu')\n"
+        "for name, param in model.named_parameters():\n"
+        f"    param.requires_grad_('embeddings' not in name or {'freeze' not in settings})\n"
+        + "model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=['query', 'value']))\n"
+        * bool(adapters)
+        + "class Module(lightning.LightningModule):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.model = model\n    def training_step(self, batch, number):\n"
+        "        names = 'input_ids', 'attention_mask', 'token_type_ids', 'labels'\n"
+        "        return self.model(**dict(zip(names, batch))).loss\n    def configure_optimizers(self):\n"
+        "        trained = [param for param in self.parameters() if param.requires_grad]\n"
+        f"        return torch.optim.{'SGD' if 'optimizer' in settings else 'AdamW'}(trained"
+        f"{', 0.01, momentum=0.9' * ('optimizer' in settings)})\n"
+        f"ids = torch.randint(0, 400, ({sets}, 32))\n"
+        "rows = TensorDataset(ids, torch.ones_like(ids), torch.zeros_like(ids), ids.clone())\n"
+        f"Trainer = lambda **options: lightning.Trainer(max_epochs=1, devices=1, accelerator='cpu', logger=False, "
+        "enable_checkpointing=False, enable_progress_bar=False, **options)\n"
+        f"trainer = {text.rpartition('# ')[2].partition(' with batches')[0]}\n"
+        f"trainer.fit(Module(), DataLoader(rows, {planned.batch}))\n"
+    )
+    real = printed(tmp_path, str(ROOT / "tests/real_run.py"))
+    data_bytes = 4 * sets * 32 * 8
+    assert real["steps"][2][0] - data_bytes == pytest.approx(planned.peak_bytes, rel=3e-4)
+
+
 @pytest.mark.parametrize(("settings", "blas_bytes", "onednn_bytes"), cases("quantized.yaml", "loops"))
 def test_a_real_loop_with_bitsandbytes_has_the_recorded_peak(settings, blas_bytes, onednn_bytes):
     pytest.importorskip("bitsandbytes")

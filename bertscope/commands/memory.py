@@ -228,8 +228,8 @@ def sweep(call: CommandLine) -> int:
     ordered(SweepReport(grid="", varied={}, rows=(blank,)), call.sort)  # an error before the work begins
     with progress_shown():
         report = bertscope.sweep(
-            call.grid or "grid.yaml", call.output, engine=call.engine, workers=call.workers, address=call.address, plan=call.plan,
-            allow_code=call.allow_code,
+            call.grid or "grid.yaml", call.output, engine=call.engine, workers=call.workers, address=call.address,
+            plan=call.plan, allow_code=call.allow_code,
         )  # fmt: skip
     call.output = None  # which has the results
     call.show(report, rows=call.rows, sort=call.sort)

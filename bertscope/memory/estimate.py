@@ -41,7 +41,7 @@ from bertscope.memory.summary import ModelFacts, estimated
 from bertscope.memory.trace import LARGE_BATCH, SMALLEST, UPDATE, Collective, MemoryTrace
 from bertscope.reports.memory import BROADCAST, EVALUATING, FORWARD, OPTIMIZER, Memory
 from bertscope.settings.parallelism import MAX_WORLD_SIZE, ONE_PROCESS
-from bertscope.settings.run_config import FREED, RunConfig
+from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import mini_batch
 from bertscope.sources.model_source import ModelSource, all_parameters, built_for_counting
 from bertscope.torch_access import compiled_paths, nn, torch, tree_map, value_errors, without_compiler
@@ -90,7 +90,9 @@ class MemoryTraces:
         if run_config.compile:
             return None  # the batch decides inductor's program
         first = mini_batch(run_config.loss)
-        one, large = (replace(run_config, batch=first + batch, loop=FREED) for batch in (SMALLEST, LARGE_BATCH))
+        one, large = (
+            replace(run_config, batch=first + batch, loop=run_config.traced_loop) for batch in (SMALLEST, LARGE_BATCH)
+        )
         scalable: MemoryTrace | None = None
         if self._repeats(run_config):
             longer = self._repeated(self._shallow(one, RAN), one, RAN, RAN + 1)
@@ -168,12 +170,12 @@ class MemoryTraces:
 
 def _in_any_loop(run_config: RunConfig) -> RunConfig:
     """Return the run whose trace `in_loop` turns into the trace in any loop; an evaluation keeps its loop."""
-    return run_config if run_config.evaluates_only else replace(run_config, loop=FREED)
+    return run_config if run_config.evaluates_only else replace(run_config, loop=run_config.traced_loop)
 
 
 def _kind(run_config: RunConfig) -> RunConfig:
     """Return what runs of all sizes and loops have in common."""
-    return replace(run_config, batch=1, seq=1, loop=FREED)
+    return replace(run_config, batch=1, seq=1, loop=run_config.traced_loop)
 
 
 def source_trace(source: ModelSource, run_config: RunConfig) -> MemoryTrace:
@@ -359,7 +361,7 @@ def _with_update(trace: MemoryTrace, params: Sequence[tuple[str, nn.Parameter]],
 
 
 def _traced_update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:
-    run_config = replace(run_config, parallelism=ONE_PROCESS, batch=1, seq=1, loop=FREED, accumulate=1,
+    run_config = replace(run_config, parallelism=ONE_PROCESS, batch=1, seq=1, loop=run_config.traced_loop, accumulate=1,
                          clip_grad_norm=False, grad_scaler=False, ema=False, keep_gradients=True)  # fmt: skip
     with fake_tensors(), device_semantics(run_config):
         model = nn.Module()

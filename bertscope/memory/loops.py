@@ -99,7 +99,8 @@ def _settled(run: RunConfig, function: Callable[..., Any], texts: dict[str, str]
     body: Any = ast.parse(getsource(function)).body[0].body[1:]  # type: ignore[attr-defined]  # after the docstring
     body = body[0].body if isinstance(body[0], ast.While) else body
     names = {"run": run, "device": run.device, **{name: getattr(step, name) for name in _CONSTANTS}}
-    return "\n".join(map(ast.unparse, _Settled(names, texts).visit(ast.Module(body, [])).body))
+    text = "\n".join(map(ast.unparse, _Settled(names, texts).visit(ast.Module(body, [])).body))
+    return text.replace(", cache_enabled=True", "")  # the default
 
 
 class _Settled(ast.NodeTransformer):

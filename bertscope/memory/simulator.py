@@ -38,7 +38,7 @@ from bertscope.reports.json import NUMBER, checked
 from bertscope.reports.memory import BreakEven, BreakEvenPoint, Memory, MemoryReport, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, StepCost, usable
 from bertscope.settings.checkpointing import NONE, with_checkpointing
-from bertscope.settings.run_config import CUDA, FREED, RunConfig
+from bertscope.settings.run_config import CUDA, RunConfig
 from bertscope.settings.training import MODEL, mini_batch
 from bertscope.sources.model_source import ModelSource
 from bertscope.tracing.cache import is_saved, saved
@@ -405,7 +405,7 @@ def _plain(run_config: RunConfig) -> RunConfig:
     """Return the run of other sizes, loop, kernels and strategy of checkpointing that builds the same model."""
     if run_config.checkpointing != NONE or run_config.eval_batch:
         run_config = run_config.changed(checkpointing=NONE, eval_batch=None)
-    return replace(run_config, batch=1, seq=1, loop=FREED, sdpa_kernel="auto", gpu_threads=0)
+    return replace(run_config, batch=1, seq=1, loop=run_config.traced_loop, sdpa_kernel="auto", gpu_threads=0)
 
 
 def _counted(run_config: RunConfig) -> RunConfig:

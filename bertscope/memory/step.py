@@ -78,7 +78,7 @@ def training_loop(
             if not run.parallelism.sync_each_batch:
                 sync_gradients(micro_batch + 1 == run.accumulate)
             if run.autocast is not None and run.loss == MODEL:
-                with torch.autocast(device, dtype=TORCH_DTYPES[run.autocast]):
+                with torch.autocast(device, dtype=TORCH_DTYPES[run.autocast], cache_enabled=run.keeps_casts):
                     loss = criterion(batch)
             else:
                 loss = criterion(batch)
@@ -135,7 +135,7 @@ def evaluation(
         for _ in range(run.eval_batches):
             held_out = held_out_batch()
             if run.autocast is not None and run.loss == MODEL:
-                with torch.autocast(device, dtype=TORCH_DTYPES[run.autocast]):
+                with torch.autocast(device, dtype=TORCH_DTYPES[run.autocast], cache_enabled=run.keeps_casts):
                     output = predict(held_out)
             else:
                 output = predict(held_out)

@@ -333,6 +333,16 @@ class RunConfig(Settings):
         return self.loop == LIGHTNING and self.mode == TRAINING
 
     @property
+    def keeps_casts(self) -> bool:
+        """Return True if autocast keeps weights that it has cast until the forward pass ends; Lightning's does not."""
+        return self.loop != LIGHTNING
+
+    @property
+    def traced_loop(self) -> str:
+        """Return the loop whose step is traced, from which the steps of the others follow."""
+        return FREED if self.keeps_casts or self.autocast is None else LIGHTNING
+
+    @property
     def has_gradients_before(self) -> bool:
         """Return True if the gradients of an earlier micro-batch or step exist while a micro-batch runs."""
         return self.accumulate > 1 or self.keep_gradients

@@ -188,7 +188,7 @@ def test_an_own_model_has_counts_ties_and_flops_that_a_hand_computes(cli, projec
 def test_the_runs_of_a_file_take_inputs_as_the_commands_do(cli, project):
     path = project()
     model = path.read_text().partition("model: ")[2].split(":")[0]
-    run = "batch: 3, seq: 1, mode: inference, input: [x=Bx4:float32]"
+    run = "batch: 3, mode: inference, input: [x=Bx4:float32]"
     flops, given = 2 * 3 * (4 * 8 + 8 * 4), ("--mode", "inference", "--input", "x=Bx4:float32", "-f", "json")
     memory = cli("estimate", f"{model}:Block", "-b", 3, *given).json
     path.write_text(
