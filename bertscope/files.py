@@ -100,15 +100,11 @@ def read_mapping(path: Path) -> Mapping:
     with readable(path):
         text = read_text(path)
         if not text.strip():
-            raise SourceError(
-                "the file is empty; a preset needs at least 'architecture' and 'config'", where=f"{path}:1"
-            )
+            raise SourceError("the file is empty; write 'key: value' lines, or name another file", where=f"{path}:1")
         entries = read_json(text, path) if path.suffix == ".json" else read_yaml(text, path)
         for entry in entries.values():
             if not _is_shallow(entry.value, MAX_LEVELS - 1):
-                raise SourceError(
-                    f"nested more than {MAX_LEVELS} levels deep; a config.json has two", where=entry.where
-                )
+                raise SourceError(f"nested more than {MAX_LEVELS} levels deep; write fewer levels", where=entry.where)
         return entries
 
 
@@ -152,19 +148,19 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(most + 1)
     if len(raw) > most:
-        raise SourceError(f"{path} is larger than {most >> 10} KiB; that is no configuration of a BERT")
+        raise SourceError(f"{path} is larger than {most >> 10} KiB, the most that is read of such a file")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise SourceError(
-            "not UTF-8 text, so no configuration; name a .yaml preset or a config.json", where=f"{path}:{line}"
+            "not UTF-8 text, which a .yaml or .json file is; save it so, or name another", where=f"{path}:{line}"
         ) from None
 
 
 # ---- YAML ---------------------------------------------------------------------------------------
 
-_PRESET_FORM = "a preset is lines of 'key: value', on two levels"
+_PRESET_FORM = "write lines of 'key: value', as in a preset"
 _TAG = "tag:yaml.org,2002:"
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
 _FLOAT = re.compile(
@@ -217,18 +213,19 @@ def read_yaml(text: str, path: Path, *, form: str = _PRESET_FORM) -> Mapping:
         reason = getattr(error, "reason", None) or "unreadable"
         raise SourceError(f"not valid YAML: {reason}; {form}", where=f"{path}:{line}") from None
     except RecursionError:
-        raise SourceError("nested too deeply; a preset has two levels", where=f"{path}:1") from None
+        raise SourceError("nested too deeply; write fewer levels", where=f"{path}:1") from None
     if not isinstance(root, yaml.MappingNode):
         kind = "nothing" if root is None else f"a {root.id}"
         raise SourceError(f"the file holds {kind}, and 'key: value' lines are needed", where=f"{path}:1")
-    return _mapping(root, path)
+    entries: Mapping = _value(root, path)
+    return entries
 
 
 def _mapping(node: yaml.MappingNode, path: Path) -> Mapping:
     entries = Mapping()
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode):
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
             raise SourceError("a key must be one plain word", where=f"{path}:{line}")
         key = key_node.value
         if key in entries:
@@ -240,15 +237,15 @@ def _mapping(node: yaml.MappingNode, path: Path) -> Mapping:
 
 
 def _value(node: yaml.Node, path: Path) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return _mapping(node, path)
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(item, path) for item in node.value]
     text, where = node.value, f"{path}:{node.start_mark.line + 1}"
     tag = node.tag.removeprefix(_TAG)
+    if isinstance(node, yaml.MappingNode) and tag == "map":
+        return _mapping(node, path)
+    if isinstance(node, yaml.SequenceNode) and tag == "seq":
+        return [_value(item, path) for item in node.value]
     if tag == "str" and node.style is None and node.tag.startswith(_TAG):
         tag = next((name for name, pattern in _SCALARS if pattern.fullmatch(text)), "str")
-    elif node.style is None or tag != "str":
+    elif not isinstance(node, yaml.ScalarNode) or node.style is None or tag != "str":
         raise SourceError(f"the tag {node.tag!r} is not allowed; write the plain value", where=where)
     if tag == "null":
         return None
@@ -264,7 +261,7 @@ def _value(node: yaml.Node, path: Path) -> Any:
 
 # ---- JSON ---------------------------------------------------------------------------------------
 
-_JSON_FORM = 'a config.json is one object of "key": value members'
+_JSON_FORM = 'the file is to be one object of "key": value members'
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -275,7 +272,7 @@ def read_json(text: str, path: Path) -> Mapping:
     except json.JSONDecodeError as error:
         raise SourceError(f"not valid JSON: {error.msg}; {_JSON_FORM}", where=f"{path}:{error.lineno}") from None
     except RecursionError:
-        raise SourceError("nested too deeply; a config.json has two levels", where=f"{path}:1") from None
+        raise SourceError("nested too deeply; write fewer levels", where=f"{path}:1") from None
     except ValueError as error:  # an integer of more than 4,300 digits
         raise SourceError(f"not valid JSON: {error}", where=f"{path}:1") from None
 
@@ -300,7 +297,7 @@ def _json_members(text: str, path: Path) -> Mapping:
         counted = position
         if len(members) >= MAX_FIELDS:
             raise SourceError(
-                f"more than {MAX_FIELDS:,} fields; that is no configuration of a BERT", where=f"{path}:{line}"
+                f"more than {MAX_FIELDS:,} fields, the most that are read of such a file", where=f"{path}:{line}"
             )
         key, position = scanstring(text, position, True)
         take(":", "':' was expected")

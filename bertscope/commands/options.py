@@ -18,7 +18,7 @@ from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
 from bertscope.errors import SelectionError, either_of
 from bertscope.settings.checkpointing import STRATEGIES
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
-from bertscope.settings.rows import Row
+from bertscope.settings.rows import WHOLE, Row
 from bertscope.settings.run_config import FLASH_KERNELS, QUESTIONS, SETTINGS, STORED, RunConfig
 from bertscope.settings.training import MAY_CHANGE, SAVERS
 from bertscope.sources.bert import preset_paths
@@ -323,7 +323,7 @@ def _parameter(name: str, row: Row, **changes: Any) -> inspect.Parameter:
         option = f"--{(row.option or name).replace('_', '-')}"
         if kind is bool and (is_setting or row.default is not False) and "/" not in option:
             option = f"{option}/--no-{option[2:]}"
-        properties |= {"min": int(row.low)} if kind is int and row.low >= 0 else {}
+        properties |= {"parser": _whole(int(row.low))} if kind is int else {}
         if row.convert and not is_setting:
             check = row.convert
             properties["callback"] = lambda value: check(value)  # Typer takes no partial
@@ -331,6 +331,19 @@ def _parameter(name: str, row: Row, **changes: Any) -> inspect.Parameter:
     kind = kind if default is inspect.Parameter.empty else kind | None
     kind = Annotated[kind, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _whole(low: int) -> Callable[[str | int], int]:
+    """Return the reader of a whole number from `low` on; a `low` below 0 is none, and the command checks the number."""
+
+    def number(text: str | int) -> int:
+        if isinstance(text, str) and not WHOLE.fullmatch(text):
+            raise typer.BadParameter(f"{text!r} is not a valid integer")
+        if int(text) < low >= 0:
+            raise typer.BadParameter(f"{text} is not in the range x>={low}")
+        return int(text)
+
+    return number
 
 
 def commands_with(option: str) -> list[str]:

@@ -76,7 +76,7 @@ def with_permits(record: Permitted, permits: Collection[str]) -> Permitted:
 
 
 MAX_SIZE = 2**31
-_WHOLE = re.compile(r"[-+]?[0-9]{1,20}", re.ASCII)
+WHOLE = re.compile(r"[-+]?[0-9]{1,20}", re.ASCII)
 _NUMBER = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?([eE][-+]?[0-9]{1,3})?", re.ASCII)
 
 
@@ -199,7 +199,7 @@ class Row(Record):
             raise SettingError(
                 f"{self.form} {plain[1]} has no unit; {meant}? B, KiB, MiB and GiB are units of a size", [self.name]
             )
-        pattern = _WHOLE if self.kind is int else _NUMBER
+        pattern = WHOLE if self.kind is int else _NUMBER
         is_number = self.kind in (int, float) and not self.is_size and pattern.fullmatch(text)
         return self.kind(text) if is_number else text
 

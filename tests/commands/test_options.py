@@ -138,3 +138,11 @@ def test_the_json_of_an_error_has_file_and_line_and_the_text_is_that_of_the_tabl
     assert line == f"error: {found['file']}:3: {found['message']}" + (
         f"; {found['remedy']}\n" if found["remedy"] else "\n"
     )
+
+
+def test_each_option_that_takes_a_number_reads_digits_of_ascii_only():
+    for command in typer.main.get_command(app).commands.values():
+        for option in command.params:
+            if option.type.name in ("integer", "float", "integer range", "number"):
+                with pytest.raises(Exception, match="is not a valid integer"):
+                    option.type.convert("\u0663", option, None)
