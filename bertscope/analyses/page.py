@@ -29,7 +29,7 @@ from bertscope.settings.run_config import CPU, INFERENCE, TRAINING, RunConfig
 from bertscope.sources.model_source import ModelSource, built_for_counting
 from bertscope.torch_access import nn, torch
 from bertscope.tracing.flops import FlopsRun, flops_model
-from bertscope.tracing.inputs import positions
+from bertscope.tracing.inputs import idle_sizes, positions
 from bertscope.units import FP32
 
 # Fields of a config.json that have no effect on the model.
@@ -148,7 +148,8 @@ def model_part(
         modules = tree(model, name=source.name)
     most = positions(base_model_of(model))
     lengths = tuple(length for length in LENGTHS if length <= most < MAX_SIZE)  # an own module may have any limit
-    sizes = tuple(dict.fromkeys((seq, *lengths)))
+    idle = idle_sizes(source.build(), inputs) if source.has_own_dtypes or inputs else set()
+    sizes = tuple(dict.fromkeys((seq, *(lengths if "seq" not in idle else ()))))
     work = FlopsRun(source=source, run=RunConfig(mode=INFERENCE, input=inputs))
     training = FlopsRun(source=source, run=run_config.counted(mode=TRAINING, checkpointing=NONE))
     with stage(f"{source.name}, FLOPs"):
@@ -187,6 +188,7 @@ def model_part(
         plan=plan,
         forward=forward,
         layer=_dataflow(source, model, layer, run_inputs) if layer else None,
+        idle=tuple(sorted(idle)),
     )
 
 

@@ -141,7 +141,11 @@ def test_the_json_of_an_error_has_file_and_line_and_the_text_is_that_of_the_tabl
 
 
 def test_each_option_that_takes_a_number_reads_digits_of_ascii_only():
-    for command in typer.main.get_command(app).commands.values():
+    from typer.main import get_command
+
+    from bertscope.cli import app
+
+    for command in get_command(app).commands.values():
         for option in command.params:
             if option.type.name in ("integer", "float", "integer range", "number"):
                 with pytest.raises(Exception, match="is not a valid integer"):

@@ -50,12 +50,23 @@ def _command(name: str, models: Sequence[ModelPart], *texts: str) -> str:
     return " ".join(filter(None, (f"bertscope {name}", shlex.quote(subjects[0].name), *texts, chosen)))
 
 
-def flops_command(model: ModelPart, texts: str, *, is_training: bool = False) -> str:
+def _sizes(*models: ModelPart, **sizes: Any) -> dict[str, Any]:
+    """Return these of batch and seq, or else both of the page, without those that have no effect."""
+    sizes = sizes or {"batch": models[0].batch, "seq": models[0].seq}
+    return {name: size for name, size in sizes.items() if not all(name in model.idle for model in models)}
+
+
+def _sizes_text(model: ModelPart) -> str:
+    words = {"batch": "batch", "seq": "sequence length"}
+    return ", ".join(f"{words[name]} {count_text(size)}" for name, size in _sizes(model).items())
+
+
+def flops_command(model: ModelPart, seq: Any, *texts: str, is_training: bool = False) -> str:
     """Return a command of `flops`; only the FLOPs of training depend on frozen parameters."""
     run = model.memory.run
-    values = {"batch": model.batch, "mode": "training" * is_training, "freeze": run.freeze * is_training}
-    shown = {name: value for name, value in (values | {"input": run.input}).items() if value}
-    return _command("flops", [model], setting_options(shown), texts)
+    values = {"mode": "training" * is_training, "freeze": run.freeze * is_training, "input": run.input}
+    values |= _sizes(model, batch=model.batch, seq=seq)
+    return _command("flops", [model], setting_options({name: value for name, value in values.items() if value}), *texts)
 
 
 def _step(model: ModelPart, run: RunConfig, fit: FitReport | None = None, **changes: Any) -> str:
@@ -65,10 +76,10 @@ def _step(model: ModelPart, run: RunConfig, fit: FitReport | None = None, **chan
         ",".join(dict.fromkeys(getattr(row, name, run.precision) for row in rows))
         for name in ("checkpointing", "precision")
     )
-    named: dict[str, Any] = {"batch": model.batch, "seq": model.seq, "precision": precisions}
+    named: dict[str, Any] = {**_sizes(model), "precision": precisions}
     named["checkpointing"] = "" if run.mode == INFERENCE else strategies
     named |= {"reentrant": True} if any(row.reentrant for row in model.memory.variants) else {}
-    settings = named | {name: value for name, value in changed(run).items() if name not in named}
+    settings = named | {name: value for name, value in changed(run).items() if name not in {*named, "batch", "seq"}}
     settings |= (_limit(fit) if fit else {}) | changes
     return setting_options({name: value for name, value in settings.items() if value not in ("", None, STORED)})
 
@@ -123,7 +134,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         fitting = (f"{batch} in {fit_words.way(row.precision, row.checkpointing)}" for row, batch in batches)
         rows.insert(0, ("Largest batch", ["; ".join(fitting)]))
     rows.append(("Assumed", [assumption]))
-    size = f"batch {count_text(model.batch)}, sequence length {count_text(model.seq)}"
+    size = _sizes_text(model)
     first = fit_words.way(memory.run.precision, memory.variants[0].checkpointing)
     return {
         "answer": answer,
@@ -185,7 +196,7 @@ def figures(model: ModelPart, *, are_tied: bool) -> list[tuple[str, str, str, st
         rows.append(("Sum over layers", count_text(totals.layer_params), "", how))
     weights = f"{bytes_text(totals.bf16_bytes)} in bf16"
     rows.append(("Weights in fp32", bytes_text(totals.fp32_bytes), f"{count_text(totals.fp32_bytes)} B", weights))
-    sizes = f"batch {count_text(model.batch)}, sequence {count_text(model.seq)}"
+    sizes = _sizes_text(model)
     for name, report in (("Forward pass", model.flops), ("Training step", model.training)):
         flops = report.rows[0].total.matmul_flops
         rows.append((name, flops_text(flops), f"{count_text(flops)} FLOP", sizes))
@@ -230,7 +241,7 @@ def html(report: PageReport) -> str:
             {"title": heading, "sections": _sections(model, are_tied=are_tied)}
             for heading, model in zip(headings, report.models, strict=True)
         ],
-        diff=None if report.diff is None else _differences(report.diff),
+        diff=None if report.diff is None else _differences(report.diff, report.models),
         written=f"Written on {report.written} by bertscope {subject.bertscope_version} "
         f"with torch {subject.torch_version}.",
         command=page_command(report),
@@ -258,12 +269,13 @@ def _sections(model: ModelPart, *, are_tied: bool) -> dict[str, dict[str, Any]]:
     }
 
 
-def _differences(diff: DiffReport) -> dict[str, Any]:
+def _differences(diff: DiffReport, models: Sequence[ModelPart]) -> dict[str, Any]:
     a, b = diff.a, diff.b
     names = ("architecture", "attention", "lora")
     same = {name: one for name in names if (one := getattr(a, name)) == getattr(b, name)}
     options = [f"--{name} {shlex.quote(one)}" for name, one in same.items() if one]
-    command = "bertscope diff", shlex.quote(a.name), shlex.quote(b.name), f"--batch {diff.batch} --seq {diff.seq}"
+    sizes = setting_options(_sizes(*models, batch=diff.batch, seq=diff.seq))
+    command = "bertscope diff", shlex.quote(a.name), shlex.quote(b.name), sizes
     return {
         "sides": [f"{key}: {side.name} ({side.architecture})" for key, side in (("a", a), ("b", b))],
         "tables": [table for table in diff_parts(diff) if table.rows],
@@ -309,9 +321,9 @@ def _flops(model: ModelPart) -> dict[str, Any]:
         "table": Table(columns, flops.rows),
         "notes": [f"{name}: {text}" for name, text in lines],
         "commands": [
-            flops_command(model, f"--seq {model.seq} --convention torch"),
-            flops_command(model, f"--seq {model.seq}", is_training=True),
-            flops_command(model, f"--seq {','.join(str(seq) for seq, _ in points)}"),
+            flops_command(model, model.seq, "--convention torch"),
+            flops_command(model, model.seq, is_training=True),
+            *([flops_command(model, ",".join(str(seq) for seq, _ in points))] if len(points) > 1 else []),
         ],
     }
 
@@ -337,8 +349,9 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
     free = f", with a margin of {margin_text(margin)}" * bool(margin)
     memory = bytes_text(fit.budget_bytes)
     where = f"on {fit.gpu.name} ({memory})" if fit.gpu else f"in {memory}"
+    at = "" if "seq" in model.idle else f" at sequence length {model.seq}"
     section: dict[str, Any] = {
-        "heading": f"Largest batches that fit {where} at sequence length {model.seq}{free}",
+        "heading": f"Largest batches that fit {where}{at}{free}",
         "table": Table(fit_words.columns(replace(fit, length_given=True)), fit.rows),  # the heading has the length
         "notes": [note for note in fit_words.notes(fit) if not isinstance(note, Heading)],
         "commands": [fit_command(model, report) for report in (fit, model.batch_fit) if report],
@@ -353,7 +366,7 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
 
 def _forward(model: ModelPart) -> dict[str, Any]:
     graphs = [graph for graph in (model.forward, model.layer) if graph is not None]
-    options = f"--kind forward --batch {model.batch} --seq {model.seq}"
+    options = f"--kind forward {setting_options(_sizes(model))}".strip()
     paths = [next(expand(graph.path)) for graph in graphs]  # any of the equal layers represents all
     commands = [_command("diagram", [model], path, options) for path in paths]
     commands = commands or [_command("diagram", [model], "--kind tree")]

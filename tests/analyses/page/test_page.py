@@ -53,9 +53,27 @@ def test_the_options_of_the_step_reach_every_part_and_every_command(cli):
 
     assert said(estimate_command(model)) == part["memory"]
     assert said(fit_command(model, model.fit)) == part["fit"]
-    flops = said(flops_command(model, "--seq 16", is_training=True))
+    flops = said(flops_command(model, 16, is_training=True))
     assert flops["rows"] == part["training"]["rows"]
     assert said(page_command(report))["models"] == [part]
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "albert-base-v2"])
+def test_each_quantity_on_a_page_is_what_its_own_command_gives(cli, name):
+    step, limit = ("--batch", 2, "--seq", 16), ("--gpu", "t4")
+    (part,) = cli("report", name, *step, *limit, "--format", "json").json["models"]
+    strategies = ",".join(row["checkpointing"] for row in part["memory"]["variants"])
+    fit = ("fit", name, "--seq", 16, *limit, "--precision", "fp32", "--checkpointing", strategies)
+    commands = {
+        "tensors": ("count", name, "--by", "parameter"), "tree": ("tree", name),
+        "flops": ("flops", name, "--batch", 2, "--seq", "16,64,128,256,384,512"),
+        "training": ("flops", name, *step, "--mode", "training"),
+        "memory": ("estimate", name, *step, *limit, "--checkpointing", strategies),
+        "fit": fit, "batch_fit": (*fit, "--batch", 2),
+    }  # fmt: skip
+    for key, words in commands.items():
+        found = cli(*words, "--format", "json").json
+        assert {key: value for key, value in found.items() if key not in ("schema", "kind")} == part[key], key
 
 
 def test_a_page_has_one_limit_and_a_mode_of_inference_one_strategy(cli):
