@@ -43,7 +43,10 @@ _NAMED = re.compile("\x02([^\x03]+)\x03")
 
 
 def name_of(setting: str) -> str:
-    """Return the name of a setting for an error; a command line shows its option, and Python its keyword."""
+    """Return the name of a setting for an error; a command line shows its option, and Python its keyword.
+
+    A command is named as `bertscope fit`.
+    """
     return f"\x02{setting}\x03"
 
 
@@ -67,7 +70,7 @@ def naming(form: Callable[[str], str]) -> AbstractContextManager[None]:
 
 def named(setting: str) -> str:
     """Return the name of a setting for the text of a report: as `name_of`, where no error carries it to a front end."""
-    return _form.get()(setting)
+    return _form.get()(setting) or setting
 
 
 class Reason(str):
@@ -114,8 +117,13 @@ class BertscopeError(Exception):
         return f"{self.where}: {self.text}" if self.where else self.text
 
     def spelled(self, form: Callable[[str], str] = str) -> str:
-        """Return the message with each setting in the form of a front end, such as `--batch`."""
-        return one_line(_NAMED.sub(lambda match: form(match[1]), self.text))
+        """Return the message with each setting in the form of a front end, such as `--batch`.
+
+        The form of what a front end does not have is empty: it leaves out the remedies that name it.
+        """
+        what, *remedies = self.text.split("; ")
+        shown = [remedy for remedy in remedies if all(map(form, _NAMED.findall(remedy)))]
+        return one_line(_NAMED.sub(lambda match: form(match[1]) or match[1], "; ".join([what, *shown])))
 
     def at(self, where: str) -> BertscopeError:
         """Put a place (`file:line`) in front of the message, unless it already has one; return the error."""

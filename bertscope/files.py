@@ -21,13 +21,27 @@ from typing import Any, ClassVar
 
 import yaml
 
-from bertscope.errors import BertscopeError, ConfigError, SourceError, suggestion
+from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, suggestion
 from bertscope.frozen import Record
 
 MAX_JSON_BYTES = 1 << 20  # the largest published BERT config.json is a few KiB
 MAX_YAML_BYTES = 1 << 17  # a preset has 1.5 KiB, and PyYAML takes 10 s for a MiB
 MAX_FIELDS = 1000  # a config.json has about 70
 MAX_LEVELS = 64  # a config.json has three; reading and writing recurse once for each level
+
+
+def refuse_outside(root: Path, name: str, value: Any) -> None:
+    """Raise SelectionError for a path outside a folder in a value, such as `distil:../x`, whether it exists or not.
+
+    The whole of a long text is no path.
+    """
+    for text in [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]:
+        for part in [text, *re.split("[:,=]", re.sub("^https?://", "", text))]:
+            forms = [Path(form.replace("\0", "")) for form in (part, part.strip())]  # ./~ is ~, which readers expand
+            paths = [Path(os.path.realpath(path)) for form in forms for path in (form, os.path.expanduser(form))]
+            outside = [path for path in paths if not path.is_relative_to(root.resolve())]
+            if any(os.path.exists(path) or len(part.split()) == 1 for path in outside):
+                raise SelectionError(f"{name} {part[:100]!r} is outside {root}, in which 'bertscope mcp' was started")
 
 
 class Entry(Record, kw_only=False):

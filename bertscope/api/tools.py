@@ -17,7 +17,7 @@ from bertscope.progress import expect, notify, progress
 from bertscope.reports.memory import SweepReport, SweepRow
 from bertscope.reports.plan import PlanReport
 from bertscope.reports.tool import PresetRow, PresetsReport
-from bertscope.sources.bert import MEMBER, member_of, near_presets, preset_paths, presets_by_alias, read_preset
+from bertscope.sources.bert import LISTED, MEMBER, member_of, near_presets, preset_paths, presets_by_alias, read_preset
 from bertscope.sources.training_files import read_plan
 from bertscope.tracing.cache import usable_cores
 
@@ -40,7 +40,7 @@ def presets(name: str | None = None) -> PresetsReport:
         family = [row for row in rows if row.family == text]
         rows = family or [row for row in rows if text in " ".join((row.name, *row.hub_names)).lower()]
     if not rows:
-        raise SelectionError(f"no preset {text[:60]!r}; {near_presets(text) or 'bertscope presets lists them'}")
+        raise SelectionError(f"no preset {text[:60]!r}; {near_presets(text) or LISTED}")
     return PresetsReport(rows=tuple(rows))
 
 

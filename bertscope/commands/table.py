@@ -54,7 +54,7 @@ _GROUPS = {
 Count the parameters of a model or checkpoint, layer by layer.
 
 Equal layers share one row. A tied tensor, such as a decoder that shares the word embeddings, counts once in "unique
-parameters" and at every layer that uses it in "sum over layers". Several models get one row each.
+parameters" and at every layer that uses it in "sum over layers".
 
 examples:
   bertscope count bert-large-zh
@@ -73,7 +73,7 @@ examples:
 Count the FLOPs of a forward pass or a training step.
 
 Each operator that torch dispatches is counted, in backward and recomputation too. One multiply-add is 2 FLOPs.
-Several batch sizes, lengths or models get one row each.
+Several batch sizes or lengths get one row each.
 
 examples:
   bertscope flops bert-large-zh --seq 512
@@ -110,7 +110,7 @@ examples:
 Find the largest batch that fits on a GPU or in a memory budget.
 
 Each precision and checkpointing strategy gets a row. With --batch, find the settings with which this batch fits. With
---batch-total, find the number of GPUs. No GPU is used. Exit code 1: nothing fits for certain.
+--batch-total, find the number of GPUs. No GPU is used.
 
 examples:
   bertscope fit bert-base-uncased --gpu t4 --seq 512 --mode inference --precision fp16
@@ -118,6 +118,7 @@ examples:
   bertscope fit bert-base-uncased --budget 8GiB --lengths normal:128,64,16,512
   bertscope fit bert-large-uncased --gpu a100-40gb --world-size 8 --strategy fsdp --checkpointing full
   bertscope fit bert-large-uncased --gpu t4 --batch-total 64 --seq 128 --precision autocast-fp16
+exit codes: 0 a batch fits, 1 nothing fits for certain, 2 wrong input
 """,
         ),
         Command(
@@ -146,8 +147,7 @@ exit codes: 0 the file is explained, 2 it has no such content or is missing
             """
 Estimate the peak memory of a training step and its parts.
 
-No memory is allocated and no GPU is needed: forward, backward and optimizer step run on fake tensors. Several models
-get one row each. Exit code 1: nothing fits on --gpu.
+No memory is allocated and no GPU is needed: forward, backward and optimizer step run on fake tensors.
 
 examples:
   bertscope estimate bert-large-zh --batch 32 --seq 512 --precision autocast-bf16
@@ -156,6 +156,7 @@ examples:
   bertscope estimate bert-large-uncased --world-size 8 --strategy fsdp --checkpointing
   bertscope estimate bert-base-uncased --lengths normal:128,64,16,512 --batch 32
   bertscope estimate bert-tiny --gpu t4 --precision autocast-fp16 --show-script
+exit codes: 0 an estimate, 1 nothing fits on --gpu, 2 wrong input
 """,
         ),
         Command(
@@ -309,6 +310,9 @@ exit codes: 0 the checkpoint fits, 1 it does not fit, 2 a file cannot be read
 Fail CI when parameter counts, FLOPs or memory change.
 
 Expectations are in *.bertscope.yaml files. A failure shows the expected and the actual value, and the file and line.
+A file is {model: bert-tiny, expected: {distinct_params: 4385920, flops: {any name: {batch: 1, seq: 128, mode:
+inference, matmul_flops: 117473280}}, memory: {any name: {batch: 8, seq: 128, mode: training, peak_bytes: 97 MiB,
+tolerance: 2 %}}}}.
 
 examples:
   bertscope check

@@ -14,7 +14,7 @@ from inspect import signature
 from typing import Any
 from unittest.mock import patch
 
-from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, one_line
+from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, name_of, one_line
 from bertscope.memory.derived_traces import in_loop, same_events, with_copies
 from bertscope.memory.fake_run import fake_run
 from bertscope.memory.kernels import device_semantics
@@ -258,7 +258,7 @@ def _traced(
         except value_errors() as error:
             raise UnknownValueError(
                 f"the operators of {type(module).__name__} depend on the values of its tensors ({error}), which an "
-                "estimate does not have; 'bertscope profile' measures a step"
+                f"estimate does not have; '{name_of('bertscope profile')}' measures a step"
             ) from None
         except (RuntimeError, NotImplementedError) as error:  # of DTensor, for an operator that it does not divide
             if meshes is None:

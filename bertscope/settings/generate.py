@@ -42,7 +42,7 @@ _FORMS = {
 
 def option_form(name: str) -> str:
     """Return what the messages of a command line call a setting, a keyword or an argument (in capitals)."""
-    return _FORMS.get(name) or (name if name.isupper() else option_name(name))
+    return _FORMS.get(name) or (name if name.isupper() or " " in name else option_name(name))
 
 
 def changed(*records: Settings) -> dict[str, Any]:

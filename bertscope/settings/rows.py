@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Permitted = TypeVar("Permitted", bound=Record)
-NO_PERMIT = "is code, which no file imports; name it on the command line, or add --allow-code to check or sweep"
+NO_PERMIT = f"is code, which no file imports; name it in a command, or add {name_of('allow_code')} to check or sweep"
 _NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _CODE = re.compile(rf"(?:{_NAME}|(?:[^:\0]{{0,4000}}[/\\])?[^\W\d]\w*\.py):{_NAME}")
 
@@ -133,22 +133,21 @@ class Row(Record):
         """Return True if one run has a list of values."""
         return isinstance(self.default, tuple)
 
-    def json_schema(self, *, is_compared: bool = False) -> dict[str, Any]:
+    def json_schema(self, default: Any, *, is_compared: bool = False) -> dict[str, Any]:
         """Return the JSON Schema of a value; a size, a file, or what a run compares may be a text too."""
+        kind: Any = {bool: "boolean", int: "integer", float: "number"}.get(self.kind, "string")
+        is_text, limits = is_compared or self.is_size or self.or_file, dict[str, Any]()
         if self.is_list:
-            return {"type": ["array", "string"], "items": {"type": "string"}}
-        kind = {bool: "boolean", int: "integer", float: "number"}.get(self.kind, "string")
-        if is_compared or self.is_size or self.or_file:
-            return {"type": "string" if kind == "string" else [kind, "string"]}
-        if self.choices and not self.convert:
-            return {"type": kind, "enum": [*self.choices]}
-        if kind in ("boolean", "string"):
-            return {"type": kind}
-        return {
-            "type": kind,
-            "minimum": self.low,
-            **({"exclusiveMaximum": self.below} if self.below < MAX_SIZE else {}),
-        }
+            kind, limits = ["array", "string"], {"items": {"type": "string"}}
+        elif is_text:
+            kind = kind if kind == "string" else [kind, "string"]
+        elif self.choices and not self.convert:
+            limits = {"enum": [*self.choices]}
+        elif kind in ("integer", "number"):
+            limits = {"minimum": self.low} | ({"exclusiveMaximum": self.below} if self.below < MAX_SIZE else {})
+        takes = f" Takes {self.takes}." * bool(not self.is_list and (is_text or self.convert is not None))
+        limits |= {"default": default} if default not in (None, (), ...) else {}
+        return {"type": kind, **limits, "description": f"{self.help}{' Several with commas.' * is_compared}{takes}"}
 
     @property
     def takes(self) -> str:
@@ -225,7 +224,7 @@ class Row(Record):
             older = ", or 'autocast-fp16' on a GPU older than Ampere" * is_any
             raise SettingError(f"{self.form} has no value {quoted(value)}; did you mean {near!r}{older}?", [self.name])
         is_grid = isinstance(value, str) and "," in value.strip(",") and self.section != "measurement"
-        grid = "; 'bertscope sweep' estimates a grid of several values" * is_grid
+        grid = f"; '{name_of('bertscope sweep')}' estimates a grid of several values" * is_grid
         raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}{grid}", [self.name])
 
     def unmet(self, values: Mapping[str, Any]) -> str:

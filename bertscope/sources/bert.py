@@ -349,6 +349,9 @@ def presets_by_alias() -> dict[str, Path]:
     return aliases
 
 
+LISTED = f"'{name_of('bertscope presets')}' lists the presets"
+
+
 def near_presets(name: str) -> str:
     """Return `did you mean 'x' or 'y'?` with presets of a name that is near this one, in it or around it."""
     aliases, text = presets_by_alias(), name[:100].lower().rpartition("/")[2]

@@ -33,7 +33,15 @@ from bertscope.frozen import Record
 from bertscope.settings.rows import NO_PERMIT, CodeName, is_code
 from bertscope.settings.training import loss_parts
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, base_of, read_adapter
-from bertscope.sources.bert import BertSource, configured, near_presets, preset_paths, presets_by_alias, read_preset
+from bertscope.sources.bert import (
+    LISTED,
+    BertSource,
+    configured,
+    near_presets,
+    preset_paths,
+    presets_by_alias,
+    read_preset,
+)
 from bertscope.sources.model_source import (
     FactorySource,
     GivenModule,
@@ -231,7 +239,7 @@ def teachers(loss: str) -> list[ModelSource]:
 def _find(name: str, download: bool, *, is_base: bool = False) -> ModelSource:
     """Return the source; `is_base` refuses an adapter, so that adapters do not lead to each other."""
     if not name.strip():
-        hint = "give a preset ('bertscope presets' lists them), a file or module:attribute"
+        hint = f"give a preset, a file or module:attribute; {LISTED}"
         raise SourceError(f"the name of a model is empty; {hint}")
     if preset := preset_paths().get(name):
         return _preset(preset)
@@ -341,19 +349,14 @@ def _unknown(name: str) -> SourceError:
     }
     if hint := next((hint for pattern, hint in hints.items() if re.fullmatch(pattern, name)), ""):
         return SourceError(f"no preset or file named {name[:100]!r}; {hint}")
-    presets_shown = "'bertscope presets' lists the presets"
     near = near_presets(name)
-    fetched = f"'bertscope count {name}' with {name_of('download')} fetches it from the Hugging Face hub"
+    command = name_of(f"bertscope count {name}")
+    fetched = f"'{command}' with {name_of('download')} fetches it from the Hugging Face hub"
     if not has_hub():
         extras = "hub" if find_spec("transformers") else "hub,transformers"
         fetched = f"after {install_command(extras)}, {fetched}"
-    if not is_hub_name(name):
-        fetched = ""
-    elif not near:
-        near, fetched = fetched, ""
-    more = f"; {fetched}" if fetched else ""
-    text = f"{near} ({presets_shown}{more})" if near else presets_shown
-    return SourceError(f"no preset or file named {name[:100]!r}; {text}")
+    advice = [f"{near} {LISTED}".lstrip(), fetched * is_hub_name(name)][:: 1 if near else -1]
+    return SourceError("; ".join([f"no preset or file named {name[:100]!r}", *filter(None, advice)]))
 
 
 def _read(location: _Place, is_base: bool) -> ModelSource:
