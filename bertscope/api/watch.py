@@ -193,7 +193,7 @@ class watch:
     def _reset(self) -> None:
         self.settings, self.inputs = self.given, None
         self.passes, self.ends, self.is_recording, self.is_first = 0, list[float](), False, True
-        self.is_over = False
+        self.is_over, self.other = False, ""  # the class of another model that a recorded step runs
         self.recorder: _LoopRecorder | None = None
         self.measured: Memory | None = None
         self.report: MemoryReport | None = None
@@ -274,6 +274,14 @@ class watch:
         self.recording.callback(_ONE_RECORDS.release)
         called = CopyableHook(lambda _, args, kwargs=(): self._guarded(lambda: self.calls(args, kwargs)))
         self.recording.enter_context(self.model.register_forward_pre_hook(called, with_kwargs=True))
+        params_of_model, main = set(self.model.parameters()), get_ident()
+
+        def entered(module: nn.Module, _: Any) -> None:
+            is_in_step = self.passes and not self.other and get_ident() == main
+            if is_in_step and any(param not in params_of_model for param in module.parameters()):
+                self.other = type(module).__name__
+
+        self.recording.callback(nn.modules.module.register_module_forward_pre_hook(entered).remove)
         self.recording.callback(setattr, self, "is_recording", False)
         self.is_recording = True
         if self.device == CUDA:
@@ -324,6 +332,8 @@ class watch:
         run, self.flops = RunConfig(device=self.device, precision=STORED), 0
         accumulate = {"accumulate": self.passes} if self.passes > 1 else {}
         try:
+            if self.other:
+                raise SelectionError(f"its step also runs a {self.other}, whose memory is not counted")
             settings = {"device": self.device, **accumulate, **self.settings}
             estimated = estimate(self.model, self.inputs, optimizer=self.optimizer, **settings)
             run, variant = estimated.run, replace(variant, estimated=estimated.variants[0].estimated)
