@@ -16,7 +16,7 @@ from bertscope.errors import SelectionError, named, suggestion
 from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.reports.step import UNCERTAIN, YES
 from bertscope.settings.checkpointing import ATTENTION
-from bertscope.settings.generate import option_words
+from bertscope.settings.generate import changed, option_words, row_words
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, RunConfig
 from bertscope.settings.training import KEEPING_RESULTS, LEANER, predicts_next
@@ -186,16 +186,15 @@ def _options(settings: dict[str, Any]) -> str:
 
 def _settings(report: PlanReport) -> str:
     run, batch = report.run, "" if report.batch_total else f"batch {count_text(report.run.batch)}"
-    return step.settings_line(report, batch, f"seq {run.seq}", run.precision)
+    return step.settings_line(report, batch, f"seq {run.seq}", step.precision_text(report, run.precision))
 
 
 def _tip(report: PlanReport) -> str:
     run, why = report.run, "allow other changes too"
     batch = {"batch": None, "batch_total": report.batch_total} if report.batch_total else {"batch": run.batch}
     if report.fits:
-        if not (first := report.first).lists and not first.changes:
+        if not (first := report.first).lists and not first.changes and first.accumulate == 1:
             changes: dict[str, Any] = {"batch": first.batch, "batch_total": None}
-            changes["accumulate"] = first.accumulate if first.accumulate > 1 else None
             return step.next_command(report, "estimate", "see what the step needs, part by part", **changes)
         changes = {"may_change": ",".join(report.may_change) or None, **batch, "emit": "torch", "output": "plan.py"}
         return step.next_command(report, "plan", "write the code to plan.py", 'report.emitted("torch")', **changes)
@@ -278,7 +277,15 @@ def plan_svg(report: PlanReport) -> str:
 
 _COMMENT_WIDTH = 100
 
-FORMS = ("torch", "trainer", "lightning", "json")
+_ROOTS = {"PLAN", "save_operators", "train_step", "make_optimizer", "arguments", "SaveOperators"}  # which users call
+# What a plan, its first comment or a form has; a comment names all others.
+_WRITTEN = {"batch", "seq", "mode", "precision", "optimizer", "device", "sdpa_kernel", "checkpointing", "accumulate"}
+_WRITTEN_BY = {
+    "torch": {"keep_gradients", "clip_grad_norm", "grad_scaler", "loop", *KEEPING_RESULTS},
+    "trainer": {"clip_grad_norm", "grad_scaler", "loop"},
+    "lightning": {"clip_grad_norm", "grad_scaler", "loop"},
+}
+FORMS = (*_WRITTEN_BY, "json")
 
 
 def emitted(report: PlanReport, into: str) -> str:
@@ -312,21 +319,47 @@ def emitted(report: PlanReport, into: str) -> str:
     values |= {"recomputes": recomputes}
     values |= {"is_causal": predicts_next(report.subject.architecture), "source": markup(savers * has_savers)}
     # The first line decides how Python reads the names that follow.
-    about = f"# -*- coding: utf-8 -*-\n{_about(report, row)}"
+    about = f"# -*- coding: utf-8 -*-\n{_about(report, run, row, into)}"
     planned = f"{policy}\n\n{_plan(row)}" if recomputes else ""
-    return f"{about}\n{planned}{filled('plan.txt', **values)}"
+    return f"{about}\n{_used(planned + filled('plan.txt', **values))}"
 
 
-def _about(report: PlanReport, row: PlanRow) -> str:
-    subject, run = report.subject, report.run
+def _used(code: str) -> str:
+    """Return code without the imports, functions and classes that nothing in it uses, and its last comments."""
+    imports, parts = dict[str, str](), dict[str, str]()
+    for part in re.findall(r"^[^\s#)}].*\n(?:(?:[ \t)}].*)?\n)*", code, re.MULTILINE):
+        start, listed, name = re.findall(r"^((?:from \S+ )?import )?(?:def |class )?((\w+).*)", part)[0]
+        if start:
+            imports |= dict.fromkeys(listed.split(", "), start)
+        else:
+            parts[name] = part.strip()
+    used, todo = set[str](), _ROOTS & parts.keys()
+    while todo:
+        used |= todo
+        todo = {name for part in todo for name in re.findall(r"\w+", parts.get(part, ""))} & (
+            parts | imports
+        ).keys() - used
+    heads = dict[str, list[str]]()
+    for name in sorted(used & imports.keys()):
+        heads.setdefault(imports[name], []).append(name)
+    lines = [f"{start}{', '.join(heads[start])}" for start in sorted(heads)]
+    blocks = ["\n".join(lines), *(parts[name] for name in parts if name in used)]
+    blocks += ["\n".join(re.findall(r"^#.*", code, re.MULTILINE))]
+    return "\n\n\n".join(filter(None, blocks)) + "\n"
+
+
+def _about(report: PlanReport, run: RunConfig, row: PlanRow, into: str) -> str:
+    subject = report.subject
     settings = {"attention": subject.attention, "precision": run.precision, "optimizer": run.optimizer, **row.changes}
     settings |= {"accumulate": row.accumulate} if row.accumulate > 1 else {}
+    left = [row_words(name, value) for name, value in changed(run).items() if name not in _WRITTEN | _WRITTEN_BY[into]]
     tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")
+    listed = ", ".join(left)
     text = visible(
         f"{f'Recompute layers of {subject.name!a}: {row.checkpointing}' if row.lists else f'Train {subject.name!a}'}. "
         f"Peak {bytes_text(row.peak_bytes)} {step.limit_text(report)} with batch {row.batch} x {run.seq}, "
         f"{', '.join(f'{name} {value}' for name, value in settings.items() if value)}. "
-        f"Made with {', '.join(filter(None, tools))}."
+        f"{f'Not in this code: {listed}. ' * bool(listed)}Made with {', '.join(filter(None, tools))}."
     )
     return _comments(text)
 
