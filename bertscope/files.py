@@ -33,7 +33,7 @@ MAX_LEVELS = 64  # a config.json has three; reading and writing recurse once for
 def refuse_outside(root: Path, name: str, value: Any) -> None:
     """Raise SelectionError for a path outside a folder in a value, such as `distil:../x`, whether it exists or not.
 
-    The whole of a long text is no path.
+    A text with blanks is a path only if it exists.
     """
     for text in [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]:
         for part in [text, *re.split("[:,=]", re.sub("^https?://", "", text))]:

@@ -137,7 +137,7 @@ def counts(
     root = read(model, shapes, ((), ()))
     equal = fold(root)
     sums_of_all = totals(root, dtype)
-    rows = _Rows(sums_of_all.layer_params, dtype)
+    rows = _Rows(sums_of_all.distinct_params, dtype)
     make = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
     of_equal = {by: make[by](equal) for by in {"group", "layer", *tables} - {"parameter"}}
     sums = tuple(written_sums(of_equal["group"], of_equal["layer"]))
@@ -153,21 +153,22 @@ def counts(
     return reports
 
 
-def _sums(params: Sequence[Held], copies: int, layer_params: int) -> dict[str, Any]:
-    each = sum(held.layer_numel for held in params)
+def _sums(params: Sequence[Held], copies: int, total: int) -> dict[str, Any]:
+    """Return a row's sums; its share is of the unique parameters, which a tied tensor adds to once."""
+    each, distinct = sum(held.layer_numel for held in params), copies * sum(held.distinct_numel for held in params)
     return {
         "copies": copies,
         "each_params": each,
         "params": each * copies,
-        "distinct_params": copies * sum(held.distinct_numel for held in params),
+        "distinct_params": distinct,
         "trainable_params": copies * sum(held.layer_numel for held in params if held.trainable),
-        "share": each * copies / layer_params if layer_params else 0.0,
+        "share": distinct / total if total else 0.0,
     }
 
 
 class _Rows:
-    def __init__(self, layer_params: int, dtype: str | None) -> None:
-        self.layer_params, self.dtype = layer_params, dtype
+    def __init__(self, total: int, dtype: str | None) -> None:
+        self.total, self.dtype = total, dtype
 
     def row(self, node: Node, held: Iterable[Held], copies: int, **fields: Any) -> CountRow:
         params = [item for item in held if item.is_parameter]
@@ -183,7 +184,7 @@ class _Rows:
             "inputs": node.note[0],
             "outputs": node.note[1],
         }
-        return CountRow(**values | _sums(params, copies, self.layer_params) | fields)
+        return CountRow(**values | _sums(params, copies, self.total) | fields)
 
     def by_group(self, root: Node) -> list[CountRow]:
         return [self.row(node, node.params, copies) for node, copies in _groups(root) if node.params]
@@ -294,7 +295,7 @@ def tree(
                     inputs=node.note[0],
                     outputs=node.note[1],
                     bytes=copies * sum(round(held.layer_numel * held.itemsize) for held in node.params),
-                    **_sums(node.params, copies, sums.layer_params),
+                    **_sums(node.params, copies, sums.distinct_params),
                 )
             )
     return TreeReport(

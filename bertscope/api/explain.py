@@ -174,10 +174,10 @@ def flops(
         return work.flops(module, tensors, mode=run_config.mode, name=shown)
     source = source_of(request.subject, name=name)
     requests.refuse_idle_of(request, source)
-    points = request.resolved(**QUESTIONS["flops"].defaults, **requests.default_length(request, source))
-    runs = [requests.with_own_sizes(run, source) for run, *_ in points]
+    resolved = request.resolved(**QUESTIONS["flops"].defaults, **requests.default_length(request, source))
+    runs = [requests.with_own_sizes(run, source) for run, *_ in resolved]
     if runs[0].mode not in (INFERENCE, TRAINING):
         raise SelectionError(f"FLOPs depend on mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
-    batches, seqs = (tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq"))
-    report = work.flops_model(work.FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), batches, seqs)
-    return replace(report, seq=None) if runs[0].input and seqs == (1,) else report
+    points = [tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq", "checkpointing")]
+    report = work.flops_model(work.FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), *points)
+    return replace(report, seq=None) if runs[0].input and points[1] == (1,) else report

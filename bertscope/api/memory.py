@@ -31,7 +31,7 @@ from bertscope.sources.find import Model, source_of
 from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import GivenModule, ModelSource, as_source_error
 from bertscope.sources.training_files import Prices, read_prices
-from bertscope.units import FP32
+from bertscope.units import FP32, QUANTIZED
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -409,11 +409,11 @@ def fits(
     if batch_total is not None:
         request, ranks = _without_ranks(request, batch), {"strategy": SEARCHED, "world_size": 2}
     known = Simulator(source)
-    limits = list(dict.fromkeys(limit for _, limit in requests.resolved(request, source, **ranks)))
+    limits = {limit: run.quantize in QUANTIZED for run, limit in requests.resolved(request, source, **ranks)}
     reports: list[FitReport] = []
-    for limit in limits:
+    for limit, is_quantized in limits.items():
         half = f"{AUTOCAST}{half_precision(find_gpu(limit.gpu) if limit.gpu else None)}"
-        usual = {"precision": [STORED if source.has_own_dtypes else FP32.name, half]}
+        usual = {"precision": [STORED if source.has_own_dtypes else FP32.name, half][is_quantized:]}  # in 16 bits
         usual["checkpointing"] = list(known.facts(RunConfig()).strategies)
         points = requests.resolved(request, source, **ranks, **usual)
         work = ModelRequest(request, source, [point for point in points if point[1] == limit])

@@ -59,7 +59,10 @@ def why(file: str | PathLike[str], model: Model | Request | None = None, **setti
         return report
     if report.source == MESSAGE and not has_file and not {"batch", "seq"} <= request.named:
         raise request.error(
-            "the step of a model depends on {batch} and {seq}; give the values that failed", "batch", "seq"
+            "the step of a model depends on {batch} and {seq}; give the values that failed, and the {architecture} "
+            "if the model's name does not tell it",
+            "batch",
+            "seq",
         )
     source = source_of(request.subject)
     work = ModelRequest.of(request, source)
@@ -86,7 +89,7 @@ def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
         replace(held.get(part, WhyPart(part=part, held_bytes=0, blocks=0)), estimated_bytes=sizes.get(part))
         for part in dict.fromkeys((*held, *sizes))
     )
-    report = replace(report, parts=parts, subject=estimate.subject, run=run)
+    report = replace(report, parts=parts, subject=estimate.subject, run=run, gpu=gpu)
     needed = memories[0].cost.gpu_bytes
     frees = max(memories[0].cost.peak_bytes - memories[-1].cost.peak_bytes, 0)  # by checkpointing
     findings = [
@@ -131,11 +134,13 @@ def _fitting(
     memory = gpu.memory_bytes if gpu else report.total_bytes
     if memory is None or report.moment != OOM:
         return
-    settings: Any = {name: value for name, value in changed(run).items() if name not in ("batch", "reentrant")}
+    left_out = {"batch", "reentrant", *(("device", "sdpa_kernel") if gpu else ())}
+    settings: Any = {name: value for name, value in changed(run).items() if name not in left_out}
+    settings |= {"gpu": gpu.name} if gpu else {"budget": memory}
     settings |= {"seq": run.seq, "precision": run.precision}
     settings["checkpointing"] = [NONE, FULL] if run.checkpointing == NONE else [run.checkpointing]
     try:
-        fits_report: FitReport = fit(source, memory, **settings)
+        fits_report: FitReport = fit(source, **settings)
     except BertscopeError:  # a strategy that the model does not have
         return
     batches = {row.checkpointing: row.batch for row in fits_report.rows}

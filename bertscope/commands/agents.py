@@ -27,10 +27,15 @@ from bertscope.views.console import asked_by
 
 _MODEL = ("model", "architecture", "attention", "lora")
 _TOOLS: dict[str, tuple[str, ...]] = {  # the options of each; of most the first is required
-    "estimate": _MODEL, "count": (*_MODEL, "by"), "flops": _MODEL, "fit": (*_MODEL, "batch", "batch_total", "exact"),
-    "plan": (*_MODEL, "batch", "batch_total", "may_change", "emit"), "why": ("file", *_MODEL), "check": ("files",),
+    "estimate": _MODEL,
+    "count": (*_MODEL, "by"),
+    "flops": _MODEL,
+    "fit": (*_MODEL, "batch", "batch_total", "exact"),
+    "plan": (*_MODEL, "batch", "batch_total", "may_change", "emit"),
+    "why": ("file", *_MODEL),
+    "check": ("files",),
     "presets": ("name",),
-}  # fmt: skip
+}
 _FULL = "estimate"  # whose schema describes all settings; others describe the common ones
 _JSON = {"type": "boolean", "description": "Return the numbers as JSON, without the memory over time."}
 _QUESTIONS = {**dict.fromkeys(_TOOLS, Question(records=())), **QUESTIONS}

@@ -114,11 +114,11 @@ Each precision and checkpointing strategy gets a row. With --batch, find the set
 
 examples:
   bertscope fit bert-base-uncased --gpu t4 --seq 512 --mode inference --precision fp16
-  bertscope fit bert-large-uncased --budget 16GiB --seq 512
+  bertscope fit bert-large-uncased --gpu t4,l4 --sequences 100000 --price t4=0.35,l4=0.71
   bertscope fit bert-base-uncased --budget 8GiB --lengths normal:128,64,16,512
   bertscope fit bert-large-uncased --gpu a100-40gb --world-size 8 --strategy fsdp --checkpointing full
   bertscope fit bert-large-uncased --gpu t4 --batch-total 64 --seq 128 --precision autocast-fp16
-exit codes: 0 a batch fits, 1 nothing fits for certain, 2 wrong input
+exit code 1: nothing fits for certain
 """,
         ),
         Command(
@@ -156,7 +156,7 @@ examples:
   bertscope estimate bert-large-uncased --world-size 8 --strategy fsdp --checkpointing
   bertscope estimate bert-base-uncased --lengths normal:128,64,16,512 --batch 32
   bertscope estimate bert-tiny --gpu t4 --precision autocast-fp16 --show-script
-exit codes: 0 an estimate, 1 nothing fits on --gpu, 2 wrong input
+exit code 1: nothing fits on --gpu
 """,
         ),
         Command(
@@ -310,9 +310,8 @@ exit codes: 0 the checkpoint fits, 1 it does not fit, 2 a file cannot be read
 Fail CI when parameter counts, FLOPs or memory change.
 
 Expectations are in *.bertscope.yaml files. A failure shows the expected and the actual value, and the file and line.
-A file is {model: bert-tiny, expected: {distinct_params: 4385920, flops: {any name: {batch: 1, seq: 128, mode:
-inference, matmul_flops: 117473280}}, memory: {any name: {batch: 8, seq: 128, mode: training, peak_bytes: 97 MiB,
-tolerance: 2 %}}}}.
+A file is {model: bert-tiny, expected: {distinct_params: 4385920, flops: {x: {batch: 1, seq: 128, mode: inference,
+matmul_flops: 117473280}}, memory: {x: {batch: 8, seq: 128, mode: training, peak_bytes: 97 MiB, tolerance: 2 %}}}}.
 
 examples:
   bertscope check

@@ -36,6 +36,7 @@ class Subject(Record):
     name: str
     architecture: str
     dtype: str  # of the bytes: "fp32", "bf16", "fp16", or "stored" for the dtypes of the parameters
+    has_head: bool = True  # a model of transformers or a BERT without one has no loss: backward begins at its output
     attention: str | None = None
     implementation: str | None = None  # whose: "bertscope's own", "as in transformers 4.43.4", "transformers 4.56.0"
     lora: str | None = None  # the settings of LoRA adapters, or peft's type of others, if the model has some

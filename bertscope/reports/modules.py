@@ -39,7 +39,7 @@ class ParamsRow(NodeRow):
     distinct_params: int
     trainable_params: int
     bytes: int = 0
-    share: float
+    share: float  # of the unique parameters
     inputs: tuple[TensorShape, ...] = ()  # of one copy, with --shapes
     outputs: tuple[TensorShape, ...] = ()
 
@@ -222,10 +222,11 @@ class FlopsRow(NodeRow):
 
 
 class SweepPoint(Record):
-    """The matmul FLOPs at one batch size and sequence length."""
+    """The matmul FLOPs at one batch size and sequence length, with a checkpointing strategy."""
 
     batch: int
     seq: int
+    checkpointing: str = "none"
     forward_flops: int
     backward_flops: int
     total_flops: int  # with recomputation

@@ -6,6 +6,7 @@ from dataclasses import field
 from typing import Any
 
 from bertscope.frozen import Record
+from bertscope.gpus import Gpu
 from bertscope.reports.base import Note, Subject, TableReport
 from bertscope.reports.memory import TrainingFile
 from bertscope.settings.run_config import RunConfig
@@ -79,6 +80,7 @@ class WhyReport(TableReport[WhyRow], kind="why"):
     timeline: tuple[WhySample, ...] = ()
     subject: Subject | None = None  # MODEL
     run: RunConfig | None = None  # its step
+    gpu: Gpu | None = None  # that was named
     training_file: TrainingFile | None = None
     notes: tuple[Note, ...] = ()
     answer: str = field(default="", init=False)  # the key of the first finding

@@ -530,7 +530,12 @@ QUESTIONS = {
         _TIME,
         usual={"checkpointing": f"{COMPARED}, or those that the model takes"},
     ),
-    "flops": Question({"mode": INFERENCE}, ("batch", "seq"), tuple(n for n in SETTINGS if n not in OF_FLOPS), files=()),
+    "flops": Question(
+        {"mode": INFERENCE},
+        ("batch", "seq", "checkpointing"),
+        tuple(n for n in SETTINGS if n not in OF_FLOPS),
+        files=(),
+    ),
     "why": Question(_BATCH | {"device": CUDA}, (), ("budget", "context", "margin", *_TIME)),
     "run": Question({"device": CUDA}, (), tuple(n for n in SETTINGS if n not in OF_CARD), RAN, ()),
     "sweep": Question(_BATCH, tuple(rows(*SWEPT)), (), SWEPT, ("plan",)),

@@ -372,7 +372,7 @@ class FlopsRun:
         source = source.for_run()
 
         def build_at(device: str = "meta") -> nn.Module:
-            build_one = methodcaller("build", device=device, attention=META_ATTENTION)
+            build_one = methodcaller("build", device=device, attention=None)
             model: nn.Module = build_one(source)
             if getattr(source, "attention", None) in FLASH_KERNELS:  # which take no fp32
                 model.to(torch.bfloat16)
@@ -429,9 +429,14 @@ def _read(text: Any) -> FlopsReport:
     return report
 
 
-def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int] = (128,)) -> FlopsReport:
-    """Return the report at the first batch and sequence, with a sweep over all, the polynomial and the conventions."""
-    reports = [run.at(batch, seq) for batch in batches for seq in seqs]
+def flops_model(
+    run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int] = (128,), strategies: Sequence[str] = ()
+) -> FlopsReport:
+    """Return the report of the first point, with a sweep over all, the polynomial and the conventions."""
+    runs = [
+        replace(run, run=run.run.changed(checkpointing=strategy)) for strategy in strategies or [run.run.checkpointing]
+    ]
+    reports = [one.at(batch, seq) for one in runs for batch in batches for seq in seqs]
     config = run.source.bert_config
     params = totals(read(built_for_counting(run.source, most=2)), None).distinct_params if config else 0
     sweep = tuple(map(sweep_point, reports))
@@ -439,7 +444,7 @@ def flops_model(run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int
     return replace(
         reports[0],
         sweep=sweep,
-        polynomial=_polynomial(run, sweep),
+        polynomial=_polynomial(runs[0], [point for point in sweep if point.checkpointing == sweep[0].checkpointing]),
         conventions=rules if run.run.loss == MODEL else rules[:2],  # those of the step's own operators
     )
 
@@ -450,6 +455,7 @@ def sweep_point(report: FlopsReport) -> SweepPoint:
     return SweepPoint(
         batch=report.batch or 0,
         seq=report.seq or 0,
+        checkpointing=report.checkpointing,
         forward_flops=row.forward.matmul_flops,
         backward_flops=row.backward.matmul_flops,
         total_flops=row.total.matmul_flops,

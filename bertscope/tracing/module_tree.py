@@ -30,7 +30,7 @@ from bertscope.reports.base import Shape, Subject, TensorShape, Tie, Totals
 from bertscope.reports.layer_ranges import LayerRange, expand, number_of, written_apart
 from bertscope.settings.run_config import AS_IN_TRANSFORMERS
 from bertscope.sources.model_source import REPEATED
-from bertscope.torch_access import nn, torch
+from bertscope.torch_access import always, nn, torch
 from bertscope.units import BF16, FP32, PRECISIONS
 
 
@@ -361,11 +361,13 @@ def subject(model: torch.nn.Module, name: str | None = None, dtype: str | None =
         implementation = AS_IN_TRANSFORMERS if base.base_model.uses_transformers_masks else "bertscope's own"
     elif type(base).__module__.startswith("transformers."):
         implementation = f"transformers {version('transformers')}"
+    outputs = getattr(base, "get_output_embeddings", always(None))()
     return Subject(
         name=name or architecture,
         architecture=architecture,
         dtype=dtype or "stored",
         implementation=implementation,
+        has_head=implementation is None or getattr(base, "base_model", None) is not base or outputs is not None,
         attention=bert_config.attn_implementation if bert_config else getattr(config, "_attn_implementation", None),
         lora=lora and str(lora),
         config=bert_config.to_dict() if bert_config else plain,

@@ -13,7 +13,7 @@ from bertscope.reports.step import NO, UNCERTAIN, YES, RunHistory, usable
 from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.generate import row_words
 from bertscope.settings.parallelism import SINGLE
-from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, TRAINING
+from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
 from bertscope.units import BF16, FP16, bytes_text, count_text, counted, flops_text, share_text
 from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, fits_word, listed, number, values
@@ -33,7 +33,7 @@ def columns(report: FitReport) -> list[Column]:
         number("GPUs", "ranks", shown=by_ranks),
         attribute("strategy", "strategy", text=_strategy, shown=by_ranks),
         number("seq", "seq", shown=several["seq"] and not report.length_given),
-        attribute("precision", "precision", text=_precision, shown=several["precision"]),
+        attribute("precision", "precision", text=step.precision_name, shown=several["precision"]),
         attribute("checkpointing", "checkpointing", text=named_strategy),
         number("batch each" if by_ranks else "batch", "batch", shown=report.asked_batch is None),
         csv_only(values("exact_batch", "batch_without_margin", "largest_batch")),
@@ -75,7 +75,7 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
     row = _answering_row(report)
     on = step.limit_text(report) + _at(report, row.seq) * (len({one.seq for one in report.rows}) > 1)
     several = len({one.precision for one in report.rows}) > 1
-    how, precision = with_checkpointing(row.checkpointing), f" in {_precision(row.precision)}" * several
+    how, precision = with_checkpointing(row.checkpointing), f" in {step.precision_name(row.precision)}" * several
     need = f"{step.lacking(row.cost) if row.answer == NO else step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"
     if report.batch_total is not None:
         strategy = "" if row.strategy == SINGLE else f" with {row.strategy}"
@@ -106,7 +106,7 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
         start = "Not certain: batch 1 may fit" if row.answer == UNCERTAIN else "Not even batch 1 fits"
         return f"{start} {on}", (f"{precision} {how}", 3), f": it {need}"
     best = max((one for one in report.rows if one.seq == row.seq), key=attrgetter("largest_batch"))
-    best_how = f"{f' in {_precision(best.precision)}' * several} {with_checkpointing(best.checkpointing)}"
+    best_how = f"{f' in {step.precision_name(best.precision)}' * several} {with_checkpointing(best.checkpointing)}"
     fits = f"{count_text(best.largest_batch)} fits" if best.largest_batch else "not even batch 1 fits"
     best_how *= best.largest_batch > 0 and best is not row
     if row.answer == UNCERTAIN:
@@ -228,11 +228,7 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
 
 def way(precision: str, strategy: str) -> str:
     """Return a precision and a strategy in words: `in fp32 without checkpointing`."""
-    return f"{_precision(precision)} {with_checkpointing(strategy)}"
-
-
-def _precision(name: str) -> str:
-    return "the model's dtypes" if name == STORED else name
+    return f"{step.precision_name(precision)} {with_checkpointing(strategy)}"
 
 
 def _at(report: FitReport, seq: int) -> str:
@@ -262,10 +258,11 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
         costs = [f"{name}, {step.money_text(time)}" for time, name in known]
         first_cost, *later = [time for time, _ in known if time]
         likely = "probably " * any((one.epoch_cost_low or 0) < (first_cost.epoch_cost_high or 0) for one in later)
-        unknown = [name for row, name in cheapest if row.cost.time is None]
-        more = f"; no time is known of {listed(unknown, most=3)}" if unknown else ""
+        unknown = [name for row, name in cheapest if row.fits and not isfinite(row.epoch_cost)]
+        more = f"; no price or time is known of {listed(unknown, most=3)}" if unknown else ""
         rest = ((f"; {text}", -n) for n, text in enumerate(costs[1:], 1))
-        return step.line_of(f"Cheapest epoch: {likely}{costs[0]}", *rest, more)
+        first_words = "Cost of an epoch: " if unknown else f"Cheapest epoch: {likely}"
+        return step.line_of(f"{first_words}{costs[0]}", *rest, more)
     if batch:
         names: dict[str, list[str]] = {YES: [], UNCERTAIN: [], NO: []}
         for row, name in pairs:
@@ -282,7 +279,7 @@ def _settings(report: FitReport) -> str:
     row = _answering_row(report)
     length = [] if report.length_given else [f"seq {count_text(row.seq)}"]
     on_cpu = f"CPU ({named('device')} cuda for a GPU)" * (report.run.device == CPU and not report.gpu)
-    return step.settings_line(report, *length, step.precision_text(report.run, row.precision), on_cpu)
+    return step.settings_line(report, *length, step.precision_text(report, row.precision), on_cpu)
 
 
 def _compared_settings(reports: Sequence[FitReport]) -> str:
@@ -291,7 +288,7 @@ def _compared_settings(reports: Sequence[FitReport]) -> str:
     batch = f"batch {count_text(first.asked_batch)}" if first.asked_batch else ""
     facts = [batch, *([] if first.length_given else [f"seq {count_text(row.seq)}"])]
     return step.settings_line(
-        first, *facts, *(step.precision_text(first.run, name) for name in precisions if len(precisions) == 1)
+        first, *facts, *(step.precision_text(first, name) for name in precisions if len(precisions) == 1)
     )
 
 

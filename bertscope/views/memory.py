@@ -102,8 +102,12 @@ def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fac
     return f"Fits on {on}{both}: {need}", (how, 2), (step.step_time(cost), 1)
 
 
+def _sizes(report: MemoryReport) -> list[str]:
+    return [*step.sizes(report.run, report.inputs_given), step.precision_text(report, report.run.precision)]
+
+
 def _settings(report: MemoryReport) -> str:
-    return step.settings_line(report, *step.sizes(report.run, report.inputs_given), groups=len(report.ranks))
+    return step.settings_line(report, *_sizes(report), groups=len(report.ranks))
 
 
 def _tip(report: MemoryReport) -> str:
@@ -129,7 +133,7 @@ def _tip(report: MemoryReport) -> str:
 def notes(report: MemoryReport, target: Target | None = None, **_: Any) -> Iterator[str]:
     """Yield what to conclude from the table, and how each number was obtained."""
     yield Heading("Settings")
-    yield step.assumed(report, *step.sizes(report.run, report.inputs_given), groups=len(report.ranks))
+    yield step.assumed(report, *_sizes(report), groups=len(report.ranks))
     yield Heading("What the table says")
     yield from conclusions(report)
     yield from _traffic_notes(report)
@@ -471,7 +475,8 @@ def _compared_answer(reports: Sequence[MemoryReport]) -> str:
 def _compared_settings(reports: Sequence[MemoryReport]) -> str:
     run, has_one = reports[0].run, len({report.run.precision for report in reports}) == 1
     has_gpu = bool(reports[0].gpu)
-    facts = [*step.sizes(run, inputs_given=False, precision=has_one), *step.unusual(run, has_gpu=has_gpu)]
+    sizes = _sizes(reports[0])[: None if has_one else -1]
+    facts = [*sizes, *step.unusual(run, has_gpu=has_gpu)]
     return one_line(", ".join(facts) + lists_all(), limit=step.LINE)
 
 

@@ -79,7 +79,7 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
                   shown=report.by != "group"),
         _per_layer(),
         number("params", "params", csv=["params", "distinct_params"]),
-        number("share", "share", share_text, csv_order=2),
+        number("share", "share", _share, csv_order=2),
         number("bytes", "bytes", bytes_text, detail=True, csv_order=1),
         number("trainable", "trainable_params", shown=report.totals.frozen_params > 0),
         attribute("tied to", "tied_to", csv=["in_layer_sum", "tied_to"], detail=True, csv_order=2),
@@ -336,9 +336,10 @@ def _sweep(report: FlopsReport) -> list[Column]:
     return [
         number("batch", "batch"),
         number("seq", "seq"),
+        attribute("checkpointing", "checkpointing", shown=len({row.checkpointing for row in report.sweep}) > 1),
         number("forward FLOPs", "forward_flops"),
         number("backward", "backward_flops", shown=training),
-        number("recomputed", "recompute_flops", shown=training and report.checkpointing != NONE),
+        number("recomputed", "recompute_flops", shown=training and any(row.recompute_flops for row in report.sweep)),
         number("total FLOPs", "total_flops", shown=training),
     ]
 

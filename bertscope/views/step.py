@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import named, one_line
+from bertscope.gpus import half_precision
 from bertscope.reports.base import PYTHON_ONLY
 from bertscope.reports.memory import EVALUATING, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, RunHistory, StepCost, StepTime, TimeRange
@@ -29,7 +30,8 @@ WIDE, VERBOSE = 1, 2  # a column that is left out of a wide table without -v; on
 
 def time_text(span: TimeRange) -> str:
     """Return a time with three digits, or a range with two: `2.05 h`, `66 to 140 ms`."""
-    unit, seconds = next((row for row in _UNITS if span.low_seconds >= row[1]), _UNITS[-1])
+    least = 0.1 if span.low_seconds < min(span.high_seconds, 1.0) else 1.0  # ranges of one table have one unit
+    unit, seconds = next((row for row in _UNITS if span.low_seconds >= least * row[1]), _UNITS[-1])
     return f"{_digits(span.low_seconds / seconds, span.high_seconds / seconds)} {unit}"
 
 
@@ -345,23 +347,31 @@ def part_name(part: str) -> str:
     return _PART_NAMES.get(part, part.replace("_", " "))
 
 
-def run_text(run: RunConfig, *, inputs_given: bool = False, precision: bool = True) -> str:
+def run_text(run: RunConfig, *, inputs_given: bool = False) -> str:
     """Return `training, batch 8, seq 512, fp32, optimizer adamw, cpu`; with given inputs there are no sizes."""
-    return ", ".join([run.mode, *sizes(run, inputs_given, precision=precision), *loop_words(run), run.device])
+    facts = [run.mode, *sizes(run, inputs_given), precision_name(run.precision), *loop_words(run), run.device]
+    return ", ".join(facts)
 
 
-def sizes(run: RunConfig, inputs_given: bool, *, precision: bool = True) -> list[str]:
-    """Return the batch, the length and the precision of a run in words."""
+def sizes(run: RunConfig, inputs_given: bool) -> list[str]:
+    """Return the batch and the length of a run in words."""
     texts = [] if inputs_given else [f"batch {count_text(run.batch)}", f"seq {count_text(run.seq)}"]
-    texts = texts[:1] if run.input and run.seq == 1 else texts  # an input without a length
-    return [*texts, *[precision_text(run, run.precision)] * precision]
+    return texts[:1] if run.input and run.seq == 1 else texts  # an input without a length
 
 
-def precision_text(run: RunConfig, precision: str) -> str:
-    """Return a precision in words; in 16 bits without autocast training is another thing than most people mean."""
-    if precision in (BF16.name, FP16.name) and run.mode == TRAINING:
-        return f"{precision} (weights and optimizer too)"
+def precision_name(precision: str) -> str:
+    """Return a precision's name."""
     return "the model's dtypes" if precision == STORED else precision
+
+
+def precision_text(report: Any, precision: str) -> str:
+    """Return a precision in words: 16 bits without autocast are not what most people mean, nor bf16 on an old GPU."""
+    gpu, what = getattr(report, "gpu", None), []
+    if precision in (BF16.name, FP16.name) and report.run.mode == TRAINING:  # peft keeps adapters in fp32
+        what.append("adapters in fp32" if report.subject.adapters else "weights and optimizer too")
+    if gpu and precision.endswith(BF16.name) and half_precision(gpu) != BF16.name:
+        what.append(f"slow: {gpu.name} has no bf16 units")
+    return precision_name(precision) + (f" ({', '.join(what)})" if what else "")
 
 
 def assumed(report: Any, *texts: str, groups: int = 2) -> str:
@@ -397,8 +407,6 @@ def settings_line(report: Any, *texts: str, groups: int = 2) -> str:
     limits = [cost for row in getattr(report, "rows", getattr(report, "variants", ())) if (cost := row.cost)]
     margin = limits[0].margin if limits and limits[0].limit_bytes is not None else 0.0
     has_gpu = bool(getattr(report, "gpu", None))
-    if subject.adapters:  # peft keeps them in fp32
-        texts = tuple(text.replace("weights and optimizer too", "adapters in fp32") for text in texts)
     optional = [
         *texts,
         *ranks,
@@ -408,16 +416,20 @@ def settings_line(report: Any, *texts: str, groups: int = 2) -> str:
         *unusual(run, has_gpu=has_gpu),
     ]
     name = "" if subject.name == subject.architecture else f"{one_line(subject.name, limit=40)}: "
-    is_bare = run.mode == TRAINING and run.loss == RunConfig.loss and subject.implementation
-    bare = " (no head)" if is_bare and _BARE.fullmatch(subject.architecture) else ""
-    facts = [(f", {word}", -rank) for rank, word in enumerate(optional, 1) if word]
-    margins = [f", {margin_text(margin)} margin"] * bool(margin)
-    line = facts_text([f"{name}{subject.architecture}{bare}", *facts, *margins], 2 * LINE)
+    is_bare = run.mode == TRAINING and run.loss == RunConfig.loss and not subject.has_head
+    bare = " (no head)" * is_bare
+    margins = [f"{margin_text(margin)} margin"] * bool(margin)
+    line = listed_facts(f"{name}{subject.architecture}{bare}", optional, margins)
     line += lists_all() * (len(line + lists_all()) <= LINE)
     return "\n".join([line, *uncounted(report)])
 
 
-_BARE = re.compile(r"(?!.*(?:Head|Pre[Tt]raining))\w+Model")  # a class whose output has no loss
+def listed_facts(first: str, optional: Iterable[str], last: Iterable[str] = ()) -> str:
+    """Return what a line of settings lists, where it is too long without the last of the optional ones."""
+    facts = [(f", {word}", -rank) for rank, word in enumerate(optional, 1) if word]
+    return facts_text([first, *facts, *(f", {word}" for word in last)], 2 * LINE)
+
+
 # Settings that other texts name.
 _NAMED = (
     "batch", "seq", "mode", "precision", "optimizer", "loop", "checkpointing", "reentrant", "device", "sdpa_kernel",

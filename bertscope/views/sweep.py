@@ -12,6 +12,7 @@ from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import CPU, ESTIMATED, SWEPT, RunConfig
 from bertscope.units import bytes_text, count_text, counted
+from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, number, reader, values
 from bertscope.views.console import Target, command_text
 from bertscope.views.step import by_verdict, cost_columns, line_of, parts_csv, span_text
@@ -98,14 +99,14 @@ def _settings(report: SweepReport) -> str:
     """Return what all points have: the model, the sizes, the precision, and what else differs from the defaults."""
     row = report.rows[0] if report.rows else SweepRow(key="", point={})
     usual = {name: known.default for name, known in rows(*SWEPT).items()} | RunConfig().flat()
+    point = {name: value for name, value in row.point.items() if name not in (*report.varied, "threads")}
     facts = [
         str(value) if name in ("model", "precision") else f"{name.replace('_', ' ')} {_setting(name).text(row)}"
-        for name, value in row.point.items()
-        if name not in (*report.varied, "threads", "device")
-        and (name in ("batch", "seq", "precision") or value not in (usual.get(name), []))
+        for name, value in point.items()
+        if name != "device" and (name in ("batch", "seq", "precision") or value not in (usual.get(name), []))
     ]
-    is_cpu = row.point.get("device") == CPU and "device" not in report.varied
-    return ", ".join(one_line(word, limit=40) for word in [*facts, *["CPU (gpu: t4 for a GPU)"] * is_cpu])
+    first, *rest = [one_line(word, limit=40) for word in facts] or [""]
+    return step.listed_facts(first, rest, ["CPU (gpu: t4 for a GPU)"] * (point.get("device") == CPU))
 
 
 def _tip(report: SweepReport) -> str:

@@ -13,7 +13,7 @@ from bertscope.units import bytes_text
 from bertscope.views.columns import attribute, number
 from bertscope.views.console import Target, command_text
 from bertscope.views.footer import note_text
-from bertscope.views.step import part_name, share_of, sizes
+from bertscope.views.step import next_command, part_name, precision_text, share_of, sizes
 from bertscope.views.timeline import COLORS, Chart
 from bertscope.views.views import Table, View
 
@@ -31,8 +31,10 @@ def finding_text(report: WhyReport, finding: WhyFinding) -> tuple[str, str]:
     at = f" ({line.replace(' (', ' in ').removesuffix(')')})" if line else ""
     v = SimpleNamespace(at=at, tried=bytes_text(report.tried_bytes or 0))
     v.lower = "Lower the batch size or sequence length"
-    sizes_of_run = f"{named('batch')}, {named('seq')} and {named('precision')}"
-    v.compare = f"Are {sizes_of_run} those of the run? If so, a memory snapshot names the lines that hold the rest."
+    has_head = report.subject is None or report.subject.has_head  # without one its logits are missing
+    *first, last = [named(name) for name in ("batch", "seq", "precision", "architecture")[: 3 if has_head else 4]]
+    those = f"Are {', '.join(first)} and {last} those of the run?"
+    v.compare = f"{those} If so, a memory snapshot names the lines that hold the rest."
     for name, value in finding.values.items():
         is_size = name.startswith("size") or name == "each"
         setattr(v, name, bytes_text(value) if is_size else part_name(value) if name == "part" else value)
@@ -151,7 +153,7 @@ def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, s
             outside = report.outside_bytes or 0
             cuda = f", CUDA {bytes_text(outside)}" if outside > 0.1 * finding.values["size_total"] else ""
             cause = f"The step is too large: its tensors hold {v.share}{cuda}."
-            fix = f"{v.lower} ('bertscope fit' finds the largest), or use checkpointing or 16 bits."
+            fix = f"{v.lower} ('{named('bertscope fit')}' finds the largest), or use checkpointing or 16 bits."
         case "why_more":
             return f"These settings need {v.size_needed} of tensors, but {v.size_held} was allocated.", v.compare
         case "why_beyond":
@@ -197,8 +199,8 @@ def _settings(report: WhyReport) -> str:
         return f"{one_line(report.name, limit=60)}: {moment}"
     run = report.run
     changes = [row_words(name, value) for name, value in changed(run).items() if name not in _SAID]
-    texts = [*sizes(run, inputs_given=False), run.optimizer, _with(run.checkpointing).strip(), *changes]
-    step = ", ".join([report.subject.architecture, *filter(None, texts)])
+    texts = [*sizes(run, False), precision_text(report, run.precision), run.optimizer, _with(run.checkpointing).strip()]
+    step = ", ".join([report.subject.architecture, *filter(None, [*texts, *changes])])
     return f"{one_line(report.name, limit=60)}: {moment}\nestimate: {one_line(report.subject.name, limit=60)}, {step}"
 
 
@@ -253,13 +255,15 @@ def _tip(report: WhyReport) -> str:
     key = report.findings[0].key if report.findings else ""
     run = report.run
     if run is not None and report.subject is not None and key == "why_fits" and report.total_bytes:
-        changes = {"checkpointing": None, "gpu": None, "device": run.device, "budget": report.total_bytes >> 20 << 20}
-        settings = {"batch": run.batch, "seq": run.seq, **changed(run)}
-        return f"find the cheapest checkpointing\n  {command_text('plan', changes, settings)}"
+        limit = {} if report.gpu else {"device": run.device, "budget": report.total_bytes >> 20 << 20}
+        settings = {"batch": run.batch, "seq": run.seq, "checkpointing": None, **limit}
+        return next_command(report, "plan", "find the cheapest checkpointing", **settings)
     if report.source != MESSAGE or key not in _COMPARED:
         return "nvidia-smi" if key in ("why_other", "why_free") else ""
     if run is not None:
-        return "record a memory snapshot ('bertscope why --help' says how), then: bertscope why snapshot.pickle"
+        changes = {"file": "snapshot.pickle"}
+        command = command_text("why", changes, {}, "bertscope.why('snapshot.pickle', model)")
+        return f"record a memory snapshot (help of '{named('bertscope why')}')\n  {command}"
     changes = {"file": "oom.log"} if report.name == TEXT else {}
     python = f"bertscope.why({report.name!r}, model, batch=N, seq=N)"
     command = command_text("why", {**changes, "model": "MODEL", "batch": "N", "seq": "N"}, {}, python)

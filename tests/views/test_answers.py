@@ -130,7 +130,7 @@ PRICED = "fit bert-tiny --gpu t4,a10g --seq 64 --precision autocast-fp16 --check
             f"{PRICED} --price t4=1,a10g=1 --sequences 9999",
             "bert-tiny: BertModel (no head), batch 4,096, seq 64, autocast-fp16",
         ),
-        (f"{PRICED} --price t4=1,a10g=1 --sequences 9999", "; no time is known of a10g."),
+        (f"{PRICED} --price t4=1,a10g=1 --sequences 9999", "; no price or time is known of a10g."),
         (
             "fit bert-tiny --gpu t4,l4 --seq 512 --precision autocast-fp16 --checkpointing none --price t4=1,l4=1 "
             "--sequences 99999",

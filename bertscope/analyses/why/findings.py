@@ -265,9 +265,11 @@ def _activations(history: History) -> Iterator[WhyFinding]:
     copies = Counter(id(block.kind) for block in saved)
     repeated = [block for block in saved if copies[id(block.kind)] > 1]
     if size_of(saved) > _LARGE * history.total:
-        layers = Counter(copies[id(block.kind)] for block in repeated).most_common(1)
+        layers = Counter[int]()  # the bytes of stacks with as many blocks: most are one block for each layer
+        for block in repeated:
+            layers[copies[id(block.kind)]] += block.size
         usual = Counter(block.size for block in repeated).most_common(1)
-        count = layers[0][0] if layers else 1
+        count = max(layers, key=layers.__getitem__, default=1)
         inputs = count * usual[0][0] if usual else 0
         frees = max(size_of(repeated) * (count - 1) // count - inputs, 0)
         yield finding("activations", size_of(saved), frees, line=_caller(saved), layers=count, size_frees=frees)

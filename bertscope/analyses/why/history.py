@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -120,7 +119,8 @@ def stack_kind(frames: Any) -> StackKind:
         return NO_STACK
     dicts = [frame for frame in frames[:_MOST_FRAMES] if isinstance(frame, dict)]
     if len(dicts) == 3 and not any(frame.get("filename") for frame in dicts):
-        return _own_kind(dicts)
+        operator, path, last = (str(frame.get("name", ""))[:_MOST_TEXT] for frame in dicts)
+        return _own_kind(operator, without_numbers(path), last)
     read = []
     for frame in dicts:  # without its values of another type
         file, line, name = (frame.get(key) for key in ("filename", "line", "name"))
@@ -146,14 +146,13 @@ def stack_kind(frames: Any) -> StackKind:
     )  # fmt: skip
 
 
-def _own_kind(frames: Sequence[dict[str, Any]]) -> StackKind:
-    operator, path, last = (str(frame.get("name", ""))[:_MOST_TEXT] for frame in frames)
+@lru_cache(10_000)  # one kind for equal layers, as they are one stack of torch
+def _own_kind(operator: str, path: str, last: str) -> StackKind:
     match = _OWN.match(last)
     if match is None:
         return NO_STACK
     phase = match[2] if match[2] in (FORWARD, BACKWARD, OPTIMIZER) else BACKWARD if match[2] == "recompute" else LOAD
     marks = frozenset({FOREACH} if operator.startswith("_foreach") else ())
-    path = without_numbers(path)  # equal layers are one row
     return StackKind(phase, match[1], lines=(operator,), module=path, caller=operator, loop="a step", marks=marks)
 
 

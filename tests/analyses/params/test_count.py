@@ -248,6 +248,8 @@ def test_bytes_follow_the_dtype_and_shares_of_folded_parameters_add_up(tiny, dty
     assert (totals.fp32_bytes, totals.bf16_bytes) == (4 * totals.distinct_params, 2 * totals.distinct_params)
     assert any(row.copies == 2 for row in report.rows)
     assert sum(row.share for row in report.rows) == pytest.approx(1)
+    cased = bertscope.count("bert-base-cased")  # whose decoder is tied to the embeddings
+    assert (cased["encoder"].share, cased["decoder"].share) == (85_054_464 / 108_340_804, 28_996 / 108_340_804)
 
 
 def test_numbers_at_a_depth_go_on_after_a_fold():
