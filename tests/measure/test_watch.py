@@ -153,16 +153,18 @@ def test_another_training_in_the_process_is_no_part_of_the_measurement(in_thread
 
 def test_a_step_that_runs_another_model_too_has_no_estimate_that_is_too_low():
     model, critic = encoder(), nn.Linear(64, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    with (
-        pytest.warns(BertscopeWarning, match="also runs a Linear"),
-        bertscope.watch(model, optimizer, show=None) as watched,
-    ):
-        for _ in range(6):
-            critic(model(torch.zeros(4, 16, 64))).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    watched = bertscope.watch(model, torch.optim.AdamW(model.parameters()), show=None, loss=mean_square)
+    with pytest.warns(BertscopeWarning, match="also runs a Linear"):
+        watch_with(watched, critic)
     assert watched.report["none"].estimated is None
+
+
+def watch_with(watched, critic):
+    with watched:
+        for _ in range(6):
+            critic(watched.model(torch.zeros(4, 16, 64))).mean().backward()
+            watched.optimizer.step()
+            watched.optimizer.zero_grad()
 
 
 def test_what_the_recorder_cannot_read_ends_no_training():
