@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from bertscope.config import RULES
 from bertscope.errors import BertscopeError
 from bertscope.settings.rows import Row, rows
 from bertscope.settings.run_config import ESTIMATED, SWEPT, RunConfig
@@ -235,6 +236,19 @@ def _of_settings() -> dict[str, Kind]:
     peft = dict.fromkeys((*adapters._KEYS, "task_type", "auto_mapping"), of_peft) | {adapters.TYPE: [*adapters._TYPES]}
     trainer = {key: [True, False, 1, 2, "no", "adamw_torch", "bf16", None, *TEXTS]
                for own in rows(*ESTIMATED).values() for key in own.trainer}  # fmt: skip
+    hostile_texts = ["\x1b[2J\u202e", "x" * 10_000, "\u0663", "9" * 400, *TEXTS]
+    tried = [0, 1, 2, 3, 2**31, 2**63, 0.5, 1e-300, 1e308, True, False, None, [], {}, {"0": [0]}, {"x": ["y"]},
+             ["a"] * 9, *hostile_texts]  # fmt: skip
+    of_config = {
+        name: [value for value in (own.least, own.most, *own.choices, *tried) if own.accepts(value)]
+        for name, own in RULES.items()
+    } | {"id2label": [{"0": "x"}, {}], "model_type": ["bert"], "torch_dtype": hostile_texts, "auto_map": hostile_texts}
+    preset = yaml.safe_load((ROOT / "presets" / "bert-tiny.yaml").read_text())
+
+    def of_preset(given: Mapping[str, Any]) -> bytes:
+        """Return a preset with these values in its configuration."""
+        return yaml_of({"architecture": "BertForMaskedLM", "config": preset["config"] | dict(given)})
+
     plan = json.loads(run_cli("plan", "bert-tiny", *TINY.split()[1:], "--budget", "1GiB", "--emit", "json").out)
     estimate = f"estimate {TINY}"
 
@@ -264,6 +278,7 @@ def _of_settings() -> dict[str, Kind]:
             ("plan of settings", "plan.json", run, of_plan, "estimate bert-tiny --seq 8 --plan {}"),
             ("training of settings", "args.json", trainer, lambda own: _json(
                 {"output_dir": "x", "per_device_train_batch_size": 1} | dict(own)), estimate + " --from {}"),
+            ("preset of settings", "mine.yaml", of_config, of_preset, "flops {} --batch 1 --seq 8"),
             ("adapter of settings", "adapter_config.json", peft, lambda own: _json(
                 {"peft_type": "LORA", "target_modules": ["query"], "r": 2} | dict(own)), "count small.json --lora {}"),
         )

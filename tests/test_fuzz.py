@@ -22,7 +22,7 @@ FILES = ("preset", "expectations", "config", "page", "adapter", "safetensors", "
          "grid", "results", "project", "training", "accelerate", "calibration", "report", "lengths", "prices",
          "snapshot", "log", *FAMILIES)  # fmt: skip
 SETTINGS = ("grid of settings", "run of settings", "model of settings", "project of settings", "plan of settings",
-            "training of settings", "adapter of settings")  # fmt: skip
+            "training of settings", "adapter of settings", "preset of settings")  # fmt: skip
 KINDS = (*FILES, *SETTINGS, *REFUSED, "name", "input", "option", "profiled", "ranks")
 
 

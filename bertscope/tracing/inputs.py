@@ -409,11 +409,13 @@ def _ids(*shape: int) -> torch.Tensor:
 def example_inputs(model: BertPreTrainedModel | PeftModel, batch: int, seq: int, *, labels: bool = False) -> Inputs:
     """Return ids, encoder states for a decoder with cross-attention, and labels if asked for, all on meta.
 
-    Raises SelectionError for a batch below 1 or a sequence longer than the model's positions.
+    Raises SelectionError for a batch below 1, and a length that the positions or the chunks of the model exclude.
     """
     config, name = model.config, type(base_model_of(model)).__name__
     most = config.max_position_embeddings
     check_sizes(batch, seq, most, f"max_position_embeddings {most}")
+    if (chunk := config.chunk_size_feed_forward) and seq % chunk:
+        raise SelectionError(f"{name_of('seq')} {seq} is no multiple of the model's chunk_size_feed_forward {chunk}")
     head = HEADS.get(name, HEADS["BertModel"])
     inputs = {"input_ids": _ids(*((batch, CHOICES, seq) if head.is_choice else (batch, seq)))}
     if config.add_cross_attention and head.takes_encoder:
