@@ -45,6 +45,10 @@ _BY_VALUES = {
     _aten.nonzero.default, _aten.masked_select.default, _aten.unique_consecutive.default, _aten._unique2.default,
     _aten.unique_dim.default, _aten.repeat_interleave.Tensor, _aten.bincount.default,
 }  # fmt: skip
+_OF_CUDNN = {
+    _aten.convolution.default: "the workspaces of cuDNN's convolutions",
+    _aten._use_cudnn_ctc_loss.default: "the workspace of cuDNN's CTC loss, which takes targets in int32; torch's ran",
+}
 _FACTORIES = (
     "arange", "full", "zeros", "ones", "scalar_tensor", "eye", "linspace", "tril_indices", "triu_indices", "randint",
     "randperm",
@@ -163,8 +167,8 @@ class FakeGpu(Device):
             kwargs = kwargs | {"device": _GPU}
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         known = self._known(operator, args, kwargs, leaves)
-        if operator is _aten.convolution.default:
-            self.note("not counted: the workspaces of cuDNN's convolutions")
+        if text := _OF_CUDNN.get(operator):
+            self.note(f"not counted: {text}")
         if text := note_on(operator):
             self.note(text)
         if key := python_key(operator):
@@ -192,6 +196,16 @@ class FakeGpu(Device):
             return self._fake(args[0], kwargs.get("dtype")) if is_strided else self._in_mode(operator, args, kwargs)
         if operator in _BY_VALUES and known is not None:
             return tree_map(lambda leaf: self._fake(leaf) if isinstance(leaf, torch.Tensor) else leaf, known)
+        if operator is _aten._to_sparse.default:  # an index in each dimension, and a value
+            self.note("to_sparse: all elements count as nonzero, the upper bound; the result has a strided layout")
+            words = args[0].dim() * 8 // args[0].itemsize + 1
+            return (
+                torch.empty_like(args[0]).new_empty(args[0].numel() * words).as_strided(args[0].shape, args[0].stride())
+            )
+        if operator is _aten._ctc_loss.default:
+            scores, lengths = args[0], args[3]
+            alpha = len(lengths), len(scores), 2 * max(lengths) + 1
+            return scores.new_empty(len(lengths)), scores.new_empty(alpha)
         if operator is _aten._pack_padded_sequence.default:
             packed, lengths = args[:2]
             sizes = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
@@ -270,6 +284,9 @@ class FakeGpu(Device):
         for value in values if name in _DECISIVE and not is_known else ():
             if value is not None and value.dtype == torch.bool and bool((value == _DECISIVE[name]).all()):
                 return torch.full(torch.broadcast_shapes(*(leaf.shape for leaf in leaves)), _DECISIVE[name])
+        if name == "sum" and not is_known and args[0].dtype == torch.bool and _is_kept(args[0]):
+            vars(args[0])[_GUESSED] = True  # no more than all elements are true
+            return operator(torch.ones((), dtype=torch.bool).expand(args[0].shape), *args[1:], **kwargs)
         if is_known and operator is _aten._to_copy.default:
             is_known = _is_kept(args[0] if values[0] is None else values[0])
         if is_known and not leaves and name in _SIZED:

@@ -129,6 +129,10 @@ def stubbed(
                 put, module.PretrainedConfig, "get_config_dict", _config_of
             ),
             "transformers.modeling_utils": partial(_models, put, device),
+            # beam search asks scores, which are not known, whether a longer sequence can be better
+            "transformers.generation.utils": lambda module: put(
+                module.GenerationMixin, _beam_search_has_unfinished_sequences=_has_unfinished
+            ),
         }
         finder = _Imports(known | {name: partial(act, put) for name, act in actions.items()})
         sys.meta_path.insert(0, finder)
@@ -156,6 +160,11 @@ def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any
             raise
 
     put(kind, **{name: classmethod(method)})
+
+
+@staticmethod
+def _has_unfinished(better: Any, is_finished: Any, hits_criteria: torch.Tensor, *_: Any) -> bool:
+    return not hits_criteria.all()
 
 
 def _config_of(cls: Any, preset: Any, name: str, **kwargs: Any) -> Any:
@@ -233,6 +242,15 @@ def _cuda(put: Put, device: FakeGpu) -> None:
         put(module, **{key: _own(value) for key, value in answers.items() if key in vars(module)})
 
 
+def _ctc_loss(device: FakeGpu, run: Any, scores: Any, labels: Any, spans: Any, lengths: Any, *args: Any) -> Any:
+    """Compute CTC's loss with lengths as numbers, which CUDA's kernel reads on the CPU; unknown ones are the longest."""
+    longest = len(scores), labels.shape[-1]
+    known = [device.value(given) if isinstance(given, torch.Tensor) else given for given in (spans, lengths)]
+    numbers = zip(known, (spans, lengths), longest, strict=True)
+    lists = ([most] * len(given) if value is None else list(map(int, value)) for value, given, most in numbers)
+    return run(scores, labels, *lists, *args)
+
+
 def _legacy_types(put: Put) -> None:
     """Have torch.cuda.FloatTensor and its like make tensors, and be a type for `Tensor.type`."""
     original, kinds = torch.Tensor.type, {name: partial(_legacy, getattr(torch, name).dtype) for name in _LEGACY}
@@ -282,6 +300,7 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
             return attention(lambda _: "math", "cuda")(*args, **kwargs)
 
     put(functional, scaled_dot_product_attention=scaled)
+    put(torch, ctc_loss=partial(_ctc_loss, device, torch.ctc_loss))
 
     def uncompiled(model: Any = None, **_: Any) -> Any:
         device.note("torch.compile ran eagerly; compiled code needs less memory, or a little more")
@@ -306,6 +325,7 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
     put(torch.Tensor, record_stream=always(None))
     put(
         device.fake,
+        coalesce=lambda tensor: tensor,  # of to_sparse, which stays strided
         item=lambda tensor: device.passed_on(tensor, torch.Tensor.item(tensor)),
         numpy=lambda tensor, force=False: torch.Tensor.numpy(device.on_cpu(tensor) if force else tensor),
         __format__=lambda tensor, spec: format(tensor.item(), spec) if tensor.dim() == 0 and spec else repr(tensor),

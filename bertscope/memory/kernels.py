@@ -54,7 +54,7 @@ _WANT_ORDER = {
     "native_layer_norm_backward": 2,
 }
 _ELEMENTWISE = ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
-_FP32_BYTES = 4
+_FP32_BYTES, _INDEX_BYTES = 4, 8
 _QUERY_BLOCKS, _KEY_BLOCK = ((768, 256), (192, 64), (0, 32)), 512  # least length of queries -> queries of a block
 _NUMBER_BYTES = 8  # of a Python number as a tensor: a double or an integer of 64 bits
 
@@ -135,8 +135,17 @@ def _attention_block(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
 
 
 def contiguous_bytes(operator: Any, args: Any) -> int:
-    """Return the bytes of contiguous copies, which some kernels make of their operands on any device."""
-    taken = _WANT_ORDER.get(operator_name(operator), 0)
+    """Return the bytes of contiguous copies, and of other temporaries, which some kernels have on any device.
+
+    CTC sums from the end in backward: log_beta is like log_alpha (LossCTC.cpp, .cu). A sparse tensor is a copy of the
+    indices and values that nonzero and index return (dense_to_sparse of TensorConversions.cpp).
+    """
+    name = operator_name(operator)
+    if name == "_ctc_loss_backward":
+        return int(args[6].nbytes)
+    if name == "_to_sparse":
+        return int(args[0].numel() * (_INDEX_BYTES * args[0].dim() + args[0].itemsize))
+    taken = _WANT_ORDER.get(name, 0)
     operands = [arg for arg in args[:taken] if isinstance(arg, torch.Tensor)]
     return sum(tensor.numel() * tensor.itemsize for tensor in operands if not tensor.is_contiguous())
 

@@ -164,7 +164,7 @@ def _gru_gradients(gradient: torch.Tensor, saved: torch.Tensor, has_bias: bool) 
     return tuple(None if shape is None else saved.new_empty(shape) for shape in shapes)
 
 
-# The layouts of results of operators that torch has on a GPU only, in `nn.SyncBatchNorm` and `nn.GRU`.
+# The layouts of results of operators that torch has on a GPU only, in `nn.SyncBatchNorm`, `nn.GRU` and `nn.CTCLoss`.
 _LAYOUTS: dict[str, Any] = {
     # It saves five numbers for each of the state (RNN.cu).
     "_thnn_fused_gru_cell": lambda gates, _, state, *__: (
@@ -172,6 +172,9 @@ _LAYOUTS: dict[str, Any] = {
         gates.new_empty((len(state), 5 * state.shape[1])),
     ),
     "_thnn_fused_gru_cell_backward": _gru_gradients,
+    "_use_cudnn_ctc_loss": always(False),
+    "_use_miopen_ctc_loss": always(False),
+    "_ctc_loss_backward": lambda _, scores, *__: torch.empty_like(scores),
     "batch_norm_stats": lambda tensor, *_: _channels(tensor, 2),
     "batch_norm_gather_stats_with_counts": lambda tensor, *_: _channels(tensor, 2),
     "batch_norm_elemt": lambda tensor, *_: torch.empty_like(tensor),
@@ -206,6 +209,7 @@ def _fit_python(stack: ExitStack, has_foreach: bool) -> None:
     for name, value in _OF_DRIVER.items():
         put(torch._C, **{name: always(value)})
     put(torch.backends.cudnn, is_acceptable=always(False))
+    put(torch.distributions.Distribution, _validate_args=False)  # of values, which are not known
     put(torch._C, _scatter=lambda tensor, *_: (tensor.to("cuda"),))  # of DataParallel
     put(torch.Tensor, _make_subclass=_subclassing(torch.Tensor._make_subclass))
     put(torch.UntypedStorage, data_ptr=_address_of(torch.UntypedStorage.data_ptr))

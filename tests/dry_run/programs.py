@@ -327,6 +327,27 @@ def evaluation_in_the_middle_of_an_epoch():
             model.train()
 
 
+@program
+def ctc_with_lengths_on_the_cpu():
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 30)).to(device())
+    optimizer, criterion = torch.optim.SGD(model.parameters(), lr=1e-3), nn.CTCLoss(zero_infinity=True)
+    for _ in range(3):
+        scores = model(torch.randn(40, 6, 16).to(device())).log_softmax(-1)
+        labels = torch.randint(1, 30, (6, 12)).to(device())
+        update(optimizer, criterion(scores, labels, torch.full((6,), 40), torch.tensor([12, 4, 9, 3, 8, 11])))
+
+
+@program
+def sparse_embeddings_with_values_everywhere():
+    model = nn.Linear(16, 500).to(device())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        update(optimizer, model(torch.randn(4, 16).to(device())).sum())
+    with torch.no_grad():
+        kept = [model(torch.randn(50, 16).to(device())).exp().to_sparse().coalesce() for _ in range(3)]
+    del kept
+
+
 # ---- libraries ----
 
 
@@ -378,6 +399,19 @@ def trained(model, **evaluation):
 @program
 def trainer_that_keeps_logits():
     trained(small_bert(num_labels=2_000), compute_metrics=lambda _: {})
+
+
+@program
+def beam_search_to_the_longest_sequence():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, eos_token_id=None)).to(device())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        ids = torch.randint(1, 300, (2, 10)).to(device())
+        update(optimizer, model(ids, labels=ids).loss)
+    ids, settings = torch.randint(1, 300, (16, 10)).to(device()), {"do_sample": False, "pad_token_id": 0}
+    model.eval().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, num_beams=4, **settings)
 
 
 @program
