@@ -131,7 +131,7 @@ def stubbed(
             "transformers.modeling_utils": partial(_models, put, device),
             # beam search asks scores, which are not known, whether a longer sequence can be better
             "transformers.generation.utils": lambda module: put(
-                module.GenerationMixin, _beam_search_has_unfinished_sequences=_has_unfinished
+                module.GenerationMixin, _beam_search_has_unfinished_sequences=staticmethod(_has_unfinished)
             ),
         }
         finder = _Imports(known | {name: partial(act, put) for name, act in actions.items()})
@@ -162,7 +162,6 @@ def _else_of_preset(put: Put, kind: Any, name: str, otherwise: Callable[..., Any
     put(kind, **{name: classmethod(method)})
 
 
-@staticmethod
 def _has_unfinished(better: Any, is_finished: Any, hits_criteria: torch.Tensor, *_: Any) -> bool:
     return not hits_criteria.all()
 
@@ -243,7 +242,7 @@ def _cuda(put: Put, device: FakeGpu) -> None:
 
 
 def _ctc_loss(device: FakeGpu, run: Any, scores: Any, labels: Any, spans: Any, lengths: Any, *args: Any) -> Any:
-    """Compute CTC's loss with lengths as numbers, which CUDA's kernel reads on the CPU; unknown ones are the longest."""
+    """Compute CTC's loss with lengths as numbers, which CUDA's kernel takes; unknown ones are the longest."""
     longest = len(scores), labels.shape[-1]
     known = [device.value(given) if isinstance(given, torch.Tensor) else given for given in (spans, lengths)]
     numbers = zip(known, (spans, lengths), longest, strict=True)

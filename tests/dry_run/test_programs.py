@@ -17,7 +17,7 @@ IN_HOST = {
     "evaluation_that_keeps_three_hundred_logits": -2 * 24 * 8,
     "evaluation_that_joins_sixty_logits": -2 * 24 * 8,
 }
-# Of these the real run differs by less than a part in a thousand: what peft, generation and the lengths make on the CPU.
+# Of these the real run differs by less than a part in a thousand: what peft, ids and lengths make on the CPU.
 NEARLY = {"lora", "packed_lstm", "packed_gru", "beam_search_to_the_longest_sequence"}
 # A GradScaler keeps its scale and its counter on the card, 512 bytes each; the estimate has no scaler.
 OF_SCALER = {"forward": 1024, "backward": 0, "optimizer": 512}
