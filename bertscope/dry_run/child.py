@@ -25,7 +25,7 @@ from bertscope.dry_run.device import FakeGpu, lacks_kernel
 from bertscope.dry_run.limits import Limits, Stop
 from bertscope.dry_run.recording import Recording, log_requests, short_line
 from bertscope.dry_run.script import ScriptRun, as_asked
-from bertscope.dry_run.stubs import NO_FAST_PATH, remark_on_modules, stubbed
+from bertscope.dry_run.stubs import NO_FAST_PATH, fit_modules, stubbed
 from bertscope.errors import BertscopeError, WorkerError, name_of, one_line, told
 from bertscope.memory.caching_allocator import history, snapshot
 from bertscope.memory.summary import memory
@@ -253,7 +253,7 @@ def installed(script_run: ScriptRun, kind: type[FakeGpu] = FakeGpu) -> Iterator[
 
         def seen(model: torch.nn.Module) -> None:
             here.rows.update(row_paths(model))
-            remark_on_modules(device, model)
+            fit_modules(put, device, model)
 
         if script_run.seed:  # what a script seeds with its own number gets another one
             for module, name in ((torch, "manual_seed"), (random, "seed")):

@@ -45,10 +45,6 @@ _BY_VALUES = {
     _aten.nonzero.default, _aten.masked_select.default, _aten.unique_consecutive.default, _aten._unique2.default,
     _aten.unique_dim.default, _aten.repeat_interleave.Tensor, _aten.bincount.default,
 }  # fmt: skip
-_OF_CUDNN = {
-    _aten.convolution.default: "the workspaces of cuDNN's convolutions",
-    _aten._use_cudnn_ctc_loss.default: "the workspace of cuDNN's CTC loss, which takes targets in int32; torch's ran",
-}
 _FACTORIES = (
     "arange", "full", "zeros", "ones", "scalar_tensor", "eye", "linspace", "tril_indices", "triu_indices", "randint",
     "randperm",
@@ -167,8 +163,8 @@ class FakeGpu(Device):
             kwargs = kwargs | {"device": _GPU}
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         known = self._known(operator, args, kwargs, leaves)
-        if text := _OF_CUDNN.get(operator):
-            self.note(f"not counted: {text}")
+        if operator is _aten.convolution.default:
+            self.note("not counted: the workspaces of cuDNN's convolutions")
         if text := note_on(operator):
             self.note(text)
         if key := python_key(operator):

@@ -14,6 +14,7 @@ from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from inspect import signature
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,11 +183,17 @@ def _model_of(device: FakeGpu, cls: Any, preset: Any, name: str, *args: Any, con
     return model.to(dtype) if isinstance(dtype, torch.dtype) else model
 
 
+_LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")  # of transformers' modules and configurations
 NO_FAST_PATH = "an evaluation of nn.TransformerEncoderLayer ran without torch's fast path"
 
 
-def remark_on_modules(device: FakeGpu, model: nn.Module) -> None:
-    """Note modules whose kernels on a GPU take more or less than their single operators."""
+def fit_modules(put: Put, device: FakeGpu, model: nn.Module) -> None:
+    """Note modules whose kernels on a GPU take more or less than their single operators, and drop no layers."""
+    owners = {id(owner): owner for module in model.modules() for owner in (module, getattr(module, "config", None))}
+    for owner, name in product(owners.values(), _LAYERDROP):
+        if isinstance(getattr(owner, name, None), float) and getattr(owner, name) > 0:
+            put(owner, **{name: 0.0})
+            device.note("layerdrop: no layer was dropped, which is the upper bound")
     kinds = {type(module) for module in model.modules()}
     if any(issubclass(kind, nn.RNNBase) for kind in kinds):
         device.note("not counted: what cuDNN's recurrent layers reserve; they ran as single operators")
@@ -243,6 +250,8 @@ def _cuda(put: Put, device: FakeGpu) -> None:
 
 def _ctc_loss(device: FakeGpu, run: Any, scores: Any, labels: Any, spans: Any, lengths: Any, *args: Any) -> Any:
     """Compute CTC's loss with lengths as numbers, which CUDA's kernel takes; unknown ones are the longest."""
+    if labels.dtype == torch.int32 and torch.backends.cudnn.enabled:
+        device.note("not counted: the workspace of cuDNN's CTC loss; torch's own ran")
     longest = len(scores), labels.shape[-1]
     known = [device.value(given) if isinstance(given, torch.Tensor) else given for given in (spans, lengths)]
     numbers = zip(known, (spans, lengths), longest, strict=True)

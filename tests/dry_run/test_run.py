@@ -248,6 +248,25 @@ for _ in range(3):
     assert ["cuDNN" in remark for remark in report.remarks] == [True]
 
 
+def test_what_depends_on_values_takes_the_most(script):
+    """No layer is dropped, a count of unknown booleans counts all, and a distribution takes unknown parameters."""
+    code = """
+class Dropping(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.layerdrop = torch.nn.Linear(32, 32), 0.999
+    def forward(self, x):
+        return x if self.training and torch.rand([]) < self.layerdrop else self.layer(x)
+out = Dropping().cuda()(torch.randn(4, 32).cuda())
+assert out.grad_fn is not None
+assert (out > 0).sum() == 128 and (out > 0).sum(1).max().item() == 32
+torch.distributions.Normal(out, out.exp()).rsample().sum().backward()
+step(4)
+"""
+    report = bertscope.run(script(STEP + code), timeout=300)
+    assert any(remark.startswith("layerdrop") for remark in report.remarks)
+
+
 def test_a_generation_ends_at_its_longest_length_though_no_token_is_known(script):
     code = """
 tokens, unfinished = torch.ones(4, 1).long().cuda(), torch.ones(4).long().cuda()
