@@ -264,11 +264,12 @@ class FakeGpu(Device):
         return number if is_known or not isinstance(number, float) else UnknownFloat(number, self.on_unknown)
 
     def on_cpu(self, tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the tensor's copy on the CPU: its value, else zeros."""
+        """Return the tensor's copy on the CPU: its value, else zeros, or of a mask True, which selects all."""
         known = self.value(tensor)
         if known is not None:
             return known.to(dtype or known.dtype, copy=True)
-        return torch.zeros(tensor.shape, dtype=dtype or tensor.dtype)
+        kind = dtype or tensor.dtype
+        return torch.full(tensor.shape, kind == torch.bool and tensor.dim() > 0, dtype=kind)
 
     def _known(self, operator: Any, args: Any, kwargs: Any, leaves: list[Any]) -> Any:
         """Return the result of an operator on its tensors' values; None if one is not known."""

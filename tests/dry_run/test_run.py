@@ -260,6 +260,7 @@ class Dropping(torch.nn.Module):
 out = Dropping().cuda()(torch.randn(4, 32).cuda())
 assert out.grad_fn is not None
 assert (out > 0).sum() == 128 and (out > 0).sum(1).max().item() == 32
+assert torch.arange(128)[(out > 0).flatten().cpu()].tolist() == list(range(128))
 torch.distributions.Normal(out, out.exp()).rsample().sum().backward()
 step(4)
 """
