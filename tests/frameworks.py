@@ -128,6 +128,28 @@ def test_a_real_loop_with_bitsandbytes_has_the_recorded_peak(settings, blas_byte
     assert int(line.split()[1]) == pytest.approx(real_bytes, rel=1e-4)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "autocast-bf16"])
+def test_the_code_of_a_plan_for_a_quantized_model_saves_what_the_plan_says(precision):
+    """bitsandbytes has one operator for a product, and so have the layers of bertscope/model/quantized.py."""
+    pytest.importorskip("bitsandbytes")
+    model, settings = source_of(LLAMA).with_options(lora="r=8,alpha=16"), {"quantize": "nf4", "precision": precision}
+    full = (
+        bertscope.estimate(model, batch=4, seq=64, checkpointing="full", **settings)
+        .variants[0]
+        .estimated.peak.peak_bytes
+    )
+    report = bertscope.plan(model, full * 5 // 4, batch=4, seq=64, margin=0, **settings)
+    assert any(item.saved for item in report.first.lists)
+    words = [
+        sys.executable,
+        str(DATA / "scripts" / "qlora.py"),
+        json.dumps({**settings, "code": report.emitted("torch")}),
+    ]
+    out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    (line,) = (line for line in out.splitlines() if line.startswith("REAL "))
+    assert int(line.split()[1]) == pytest.approx(report.first.peak_bytes, rel=1e-4)
+
+
 KERNELS = {
     "torchao": ["int8", "float8", "float8-training"],
     "liger_kernel": ["liger-loss", "liger-rms-norm", "liger-layer-norm", "liger-swiglu", "liger-rope"],

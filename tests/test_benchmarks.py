@@ -1,8 +1,10 @@
 """The folder benchmarks: published figures, `speed.py`, and the table beside the peers."""
 
+import csv
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -186,3 +188,18 @@ def test_the_reserved_bytes_of_a_run_are_those_that_others_measured(name):
     own = run.predictions["bertscope"]
     assert own == pytest.approx(run.measured_bytes, rel=0.005)
     assert abs(own - run.measured_bytes) < abs(run.predictions["xMem"] - run.measured_bytes)
+
+
+with (ROOT / "benchmarks" / "published_kernels.csv").open(newline="") as _file:
+    LAYERS = [(row["kernel"], row["size"], row["gpu"], float(row["mib"])) for row in csv.DictReader(_file)]
+FIRST = {row[0]: row for row in LAYERS}
+
+
+@pytest.mark.parametrize("row", LAYERS if EVERY_CASE else [FIRST["rms_norm"], FIRST["geglu"]], ids=lambda row: row[0])
+def test_a_dry_run_of_a_layer_allocates_what_was_published_for_an_a100(row):
+    kernel, size, gpu, mib = row
+    script = ROOT / "tests" / "data" / "scripts" / "published_kernels.py"
+    words = [sys.executable, "-m", "bertscope", "run", script, kernel, size, "--gpu", gpu]
+    out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    (line,) = (line for line in out.splitlines() if line.startswith("MIB "))
+    assert float(line.split()[1]) == pytest.approx(mib, rel=1e-5)

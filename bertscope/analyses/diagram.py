@@ -58,6 +58,8 @@ def class_diagram(
             raise SelectionError(f"no module {path!r} in this model; {suggestion(path, filter(None, modules))}")
         around = type(modules[path]).__name__
     base, package = base_model_of(model), implementation
+    if base is not model and package != "bertscope":
+        raise SelectionError(f"the classes of {package} are drawn without adapters; leave {name_of('lora')} out")
     models: dict[str, nn.Module] = {"": base}
     if isinstance(base, BertPreTrainedModel):
         models = {"": base if package == "bertscope" else _build(base, package)}

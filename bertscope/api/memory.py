@@ -26,7 +26,7 @@ from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, read_settings
 from bertscope.settings.rows import SettingError
 from bertscope.settings.run_config import AUTOCAST, CUDA, FLASH_CAPABILITIES, STORED, Limit, RunConfig
-from bertscope.settings.training import LEANER, SAVERS
+from bertscope.settings.training import LEANER, QUANTIZING, SAVERS
 from bertscope.sources.find import Model, source_of
 from bertscope.sources.lengths import read_lengths
 from bertscope.sources.model_source import GivenModule, ModelSource, as_source_error
@@ -473,10 +473,10 @@ def plan(
 
     On a calibrated GPU the cost is time, else FLOPs. In any model whose layers repeat, each layer saves the outputs of
     some matrix products and recomputes the rest. With `batch_total`, the batch in an optimizer step, the micro-batch is
-    chosen too. `may_change` names what else may change: lora, freeze, 8bit, precision, sgd, loss-chunks,
-    step-in-backward, offload-optimizer, offload-activations. `report.apply(module)` installs the checkpointing of the
-    answer on a live module; `report.emitted("torch")` is code of all of it. Raises SelectionError for a setting that
-    the model does not have.
+    chosen too. `may_change` names what else may change: lora, nf4, int8 (both with lora), freeze, 8bit, precision, sgd,
+    loss-chunks, step-in-backward, offload-optimizer, offload-activations. `report.apply(module)` installs the
+    checkpointing of the answer on a live module; `report.emitted("torch")` is code of all of it. Raises SelectionError
+    for a setting that the model does not have.
 
     >>> report = bertscope.plan("bert-tiny", "220MiB", batch=64, seq=128, margin=0)
     >>> report.fits, report.rows[0].peak_bytes <= 220 * 2**20 < report.cheaper.peak_bytes
@@ -504,34 +504,33 @@ def plan(
     texts = may_change.split(",") if isinstance(may_change, str) else may_change
     names = tuple(text.strip() for text in texts if text.strip())
     run_config = own_sizes(work.run)
-    changes = _changes(dict.fromkeys(names), work.gpu, run_config)
+    adapters = {"lora": LORA_EXAMPLE.partition(",target")[0]}  # with the usual target of the family
+    changes = _changes(dict.fromkeys(names), work.gpu, run_config, {} if source.lora else adapters)
     report = plan_report(simulator, run_config, changes=changes, changed_run=changed_run, batch_total=batch_total)
     return work.finished(replace(report, may_change=names), report.rows, is_timed=is_timed)
 
 
-def _changes(names: Collection[str], gpu: Gpu | None, run_config: RunConfig) -> list[dict[str, Any]]:
+def _changes(names: Collection[str], gpu: Gpu | None, run: RunConfig, adapters: dict[str, Any]) -> list[dict[str, Any]]:
     known: dict[str, dict[str, Any]] = {
         "precision": {"precision": f"{AUTOCAST}{half_precision(gpu)}"},
         **{word: {"optimizer": name} for word, name in LEANER.items()},
         "freeze": {"freeze": ("embeddings",)},
-        "lora": {"lora": LORA_EXAMPLE.partition(",target")[0]},  # with the usual target of the family
+        "lora": adapters,
+        **{word: {"quantize": word, **adapters} for word in QUANTIZING},
         **SAVERS,
     }
     for name in names:
         if name not in known:
             raise SelectionError(f"{name_of('may_change')} has no {name[:40]!r}; {suggestion(name[:40], known)}")
-    flat = run_config.flat()
-    known = {
-        name: {key: known[name][key] for key in known[name] if flat.get(key) != known[name][key]} for name in names
-    }
-    names = [name for name in names if name not in SAVERS] + [name for name in SAVERS if name in names]
+    names = [*(name for name in names if name not in SAVERS), *(name for name in SAVERS if name in names)]
+    flat = run.flat()
+    new = {name: {key: value for key, value in known[name].items() if flat.get(key) != value} for name in names}
     # The host has room for the state of any optimizer.
     replaced = ("8bit", "step-in-backward") if "offload-optimizer" in names else ()
-    together = [
-        known[name] for name in ("precision", "8bit", "lora", *SAVERS) if known.get(name) and name not in replaced
-    ]
+    order = (name for name in ("precision", "8bit", "lora", *QUANTIZING, *SAVERS) if name not in replaced)
+    together = [new[name] for name in order if new.get(name)]
     several = {name: value for settings in together for name, value in settings.items()}
-    return [*filter(None, map(known.__getitem__, names)), *([several] if len(together) > 1 else [])]
+    return [*filter(None, new.values()), *([several] if len(together) > 1 else [])]
 
 
 @public_function()

@@ -188,7 +188,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                        concerns={"kind": (None, "class").__contains__, "path": not_}),
     "implementation": _row("Draw the classes of bertscope or transformers.", metavar="NAME",
                            choices=("bertscope", "transformers")),
-    "diagram.config": _flag("Draw the configuration too, and the attributes that other settings create."),
+    "diagram.config": _flag("Draw the configuration and all attributes."),
     "nn_module": _flag("Draw torch.nn.Module as a base class too."),
     "diagram.depth": _row("The levels to open in forward or tree.", kind=int, low=1, metavar="N", flag="-d"),
     "cache": _row("The cached positions in forward. For the self-attention of a decoder the default is --seq, else 0.",

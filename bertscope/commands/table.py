@@ -247,7 +247,7 @@ examples:
         ),
         Command(
             "bertscope.api.explain:diagram",
-            "model architecture attention add_pooling_layer position_embedding cross_attention download path batch seq "
+            f"{_MODEL} position_embedding cross_attention path batch seq "
             "kind class_name implementation nn_module config depth cache mask head_mask direction inputs fmt output",
             """
 Draw a model's classes, forward pass or module tree.
@@ -261,6 +261,7 @@ examples:
   bertscope diagram --kind forward bert-base-uncased encoder.layer.0.attention.self
   bertscope diagram --kind forward bert-tiny encoder.layer.0.attention.self --position-embedding relative_key_query
   bertscope diagram --kind forward bert-tiny encoder.layer.0 --cross-attention --cache 16
+  bertscope diagram --kind forward bert-tiny encoder.layer.0.attention.self --lora r=8,target=query+value
   bertscope diagram --kind tree bert-base-uncased --depth 2 --output tree.svg
 """,
         ),

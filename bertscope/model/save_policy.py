@@ -9,10 +9,13 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+QUANTIZED = {"bitsandbytes::gemm_4bit": "mm", "bitsandbytes::int8_mixed_scaled_mm": "_int_mm"}  # and torch's products
 
-def call_name(operator: Any) -> str:
-    """Return an operator's name without its overload, one for all kernels of fused attention."""
+
+def call_name(operator: Any, bias: Any = None) -> str:
+    """Return an operator's name without its overload, one for all kernels of fused attention and of a product."""
     name = str(operator.name()).split(".")[0].removeprefix("aten::")
+    name = "addmm" if name == "bitsandbytes::gemm_4bit" and bias is not None else QUANTIZED.get(name, name)
     return "scaled_dot_product_attention" if name.startswith("_scaled_dot_product") else name
 
 
@@ -21,7 +24,7 @@ def save_contexts(saved: Collection[str]) -> Any:
     calls: Counter[tuple[str, bool]] = Counter()
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        name = call_name(operator)
+        name = call_name(operator, kwargs.get("bias"))
         number = calls[name, context.is_recompute]
         calls[name, context.is_recompute] += 1
         is_saved = f"{name}.{number}" in saved

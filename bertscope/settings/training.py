@@ -102,6 +102,7 @@ def predicts_next(architecture: str) -> bool | None:
 NO_OPTIMIZER = "none"
 CUSTOM = "custom"  # an optimizer of a Python program whose class has no row
 LEANER = {"8bit": "adamw-8bit", "sgd": "sgd"}  # than AdamW, by the words of `plan --may-change`
+QUANTIZING = ("int8", "nf4")  # words of `plan --may-change` and of `quantize`; adapters are trained (QLoRA)
 # Words of `plan --may-change` -> settings that save memory, the cheapest first; 8 chunks are torchtune's default.
 SAVERS: dict[str, dict[str, Any]] = {
     "loss-chunks": {"loss_chunks": 8},
@@ -119,7 +120,7 @@ EXCLUDED = {
     "offload_optimizer": _CPU_ONLY,
     "step_in_backward": _AT_ONCE,
 }
-MAY_CHANGE = ("lora", "freeze", *LEANER, "precision")  # and SAVERS, which keep the result
+MAY_CHANGE = ("lora", *QUANTIZING, "freeze", *LEANER, "precision")  # and SAVERS, which keep the result
 # Words of `optim` in TrainingArguments.
 TRAINER_OPTIMIZERS = {word: name for name, row in OPTIMIZERS.items() for word in row.trainer}
 TRAINER_IMPLEMENTATIONS = {word: form for row in OPTIMIZERS.values() for word, form in row.trainer.items()}

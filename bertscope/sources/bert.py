@@ -28,7 +28,7 @@ from bertscope.errors import BertscopeError, ConfigError, SelectionError, either
 from bertscope.files import Entry, read_mapping, with_places
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
-from bertscope.settings.checkpointing import CHEAPEST_FIRST, NONE, parse_strategies
+from bertscope.settings.checkpointing import CHEAPEST_FIRST, NONE, SAVE, parse_strategies
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import FLASH_KERNELS, OF_FLOPS, RunConfig
 from bertscope.sources import transformers_models
@@ -303,7 +303,8 @@ class BertSource(ModelSource):
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
         inner = model.get_base_model() if self.lora else model
         inner.gradient_checkpointing_enable({"use_reentrant": reentrant}, strategy=strategy)
-        if self.lora and strategy != NONE:  # as in peft where checkpointing is enabled first; after it less is needed
+        # As in peft where checkpointing is enabled first; after it, and with a plan's code, less is needed.
+        if self.lora and strategy != NONE and not strategy.startswith(SAVE):
             inner.enable_input_require_grads()
 
     def require(self, ability: str) -> BertSource:

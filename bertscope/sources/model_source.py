@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from bertscope.config import MAX_BUILT_LAYERS, Lora, Quantization
+from bertscope.config import ALL_LINEAR, MAX_BUILT_LAYERS, Lora, Quantization
 from bertscope.errors import (
     BertscopeError,
     ConfigError,
@@ -33,7 +33,7 @@ from bertscope.errors import (
     suggestion,
 )
 from bertscope.frozen import Record
-from bertscope.settings.checkpointing import FULL, NONE
+from bertscope.settings.checkpointing import FULL, NONE, SAVE
 from bertscope.settings.rows import NO_PERMIT, CodeName, with_permits
 from bertscope.units import QUANTIZED, UNQUANTIZED
 
@@ -131,7 +131,8 @@ class ModelSource(Record):
             return peft.get_peft_model(base, peft.get_peft_config(copy.deepcopy(dict(self.adapter))))
 
         def remedy() -> str:
-            return f"; target takes names of its linear layers: {', '.join(linear)[:200]}" if linear else ""
+            names = ", ".join(linear)[:200]
+            return f"; write target={ALL_LINEAR}, or target= with some of its linear layers: {names}" if linear else ""
 
         what = f"{self.name}: peft {peft.__version__} cannot add these adapters"
         with self.confined():
@@ -241,13 +242,13 @@ class ModelSource(Record):
     def checkpoint(self, model: Any, strategy: str, *, reentrant: bool = False) -> None:
         """Make the built model recompute its layers; raises SelectionError for a strategy that it does not take.
 
-        With adapters the input of the first layer requires a gradient, as in peft after checkpointing.
+        With adapters the input of the first layer requires a gradient, as in peft after checkpointing, but for plans.
         """
         if strategy != NONE:
             from bertscope.model.modules import recompute, require_gradients
 
             recompute(model, strategy, self.strategies(model), reentrant)
-            if self.adapter:
+            if self.adapter and not strategy.startswith(SAVE):
                 require_gradients(model)
 
     def quantize(self, model: Any, setting: str, computes_in: Any = None, *, on_cuda: bool = False) -> None:

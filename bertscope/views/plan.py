@@ -18,9 +18,20 @@ from bertscope.reports.step import UNCERTAIN, YES
 from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import changed, option_words, row_words
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import AUTOCAST, CUDA, RunConfig
-from bertscope.settings.training import KEEPING_RESULTS, LEANER, predicts_next
-from bertscope.units import PRECISIONS, bytes_text, count_text, counted, flops_text, html_text, visible
+from bertscope.settings.run_config import CUDA, RunConfig
+from bertscope.settings.training import KEEPING_RESULTS, LEANER, QUANTIZING, TRAINER_OPTIMIZERS, predicts_next
+from bertscope.units import (
+    FP32,
+    PRECISIONS,
+    QUANTIZED,
+    bytes_text,
+    count_text,
+    counted,
+    decimal,
+    flops_text,
+    html_text,
+    visible,
+)
 from bertscope.views import step
 from bertscope.views.columns import Column, csv_only, values
 from bertscope.views.console import Target
@@ -42,6 +53,10 @@ _ROLES = (
 _LABEL = 40  # characters of a plan in the table
 _BELOW = "partial"
 _MOST_NAMED = 5  # of more products those that are not saved are named
+_COSTS = {  # of a setting that a plan changes
+    "lora": "With LoRA only the adapters are trained; the model is no longer fine-tuned in full.",
+    "quantize": "Quantized weights are rounded, and each product unpacks its weight, forward and backward.",
+}
 
 
 def product_role(product: PlanOperator) -> str:
@@ -172,9 +187,8 @@ def columns(report: PlanReport) -> list[Column]:
 
 def _changed(row: PlanRow) -> str:
     """Return what a plan changes in the words of --may-change: `8bit, lora, loss-chunks`."""
-    optimizers = {optimizer: word for word, optimizer in LEANER.items()}
-    changes = row.changes.items()
-    return ", ".join(optimizers.get(value, name.replace("_", "-")) for name, value in changes) or "-"
+    known = {optimizer: word for word, optimizer in LEANER.items()} | {word: word for word in QUANTIZING}
+    return ", ".join(known.get(value, name.replace("_", "-")) for name, value in row.changes.items()) or "-"
 
 
 def _options(settings: dict[str, Any]) -> str:
@@ -224,8 +238,7 @@ def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
         yield f"The next faster plan ({label(cheaper)}, {share(cheaper)}) needs {size}{more}."
     if row.lists:
         yield f"recomputed: of the layers' forward pass, {flops_text(report.layers_flops)} for one micro-batch."
-    if "lora" in row.changes:
-        yield "With LoRA only the adapters are trained; the model is no longer fine-tuned in full."
+    yield from (text for name, text in _COSTS.items() if name in row.changes)
     if more := step.other_loop(report.run, row.cost):
         yield more
     yield Heading("How the numbers were obtained")
@@ -277,9 +290,29 @@ def plan_svg(report: PlanReport) -> str:
 
 _COMMENT_WIDTH = 100
 
-_ROOTS = {"PLAN", "save_operators", "train_step", "make_optimizer", "arguments", "SaveOperators"}  # which users call
+_ROOTS = {
+    "QUANTIZATION",
+    "adapted",
+    "PLAN",
+    "save_operators",
+    "train_step",
+    "make_optimizer",
+    "arguments",
+    "SaveOperators",
+}
 # What a plan, its first comment or a form has; a comment names all others.
-_WRITTEN = {"batch", "seq", "mode", "precision", "optimizer", "device", "sdpa_kernel", "checkpointing", "accumulate"}
+_WRITTEN = {
+    "batch",
+    "seq",
+    "mode",
+    "precision",
+    "optimizer",
+    "device",
+    "sdpa_kernel",
+    "checkpointing",
+    "accumulate",
+    "quantize",
+}
 _WRITTEN_BY = {
     "torch": {"keep_gradients", "clip_grad_norm", "grad_scaler", "loop", *KEEPING_RESULTS},
     "trainer": {"clip_grad_norm", "grad_scaler", "loop"},
@@ -300,12 +333,11 @@ def emitted(report: PlanReport, into: str) -> str:
     row = next((row for row in report.rows if report.fits and row.answer == YES), None)
     if row is None:
         raise SelectionError("no plan fits, so there is none to emit")
-    run = report.run.changed(**{name: row.changes[name] for name in KEEPING_RESULTS & row.changes.keys()})
+    run = report.run.changed(**{name: row.changes[name] for name in rows(RunConfig) if name in row.changes})
     has_savers = any(getattr(run, name) for name in KEEPING_RESULTS)
     if has_savers and into != "torch":
         raise SelectionError(f"{into} has no argument for the step that this plan takes; emit torch")
-    precision = row.changes.get("precision", run.precision)
-    half = next((name for name in PRECISIONS if precision == f"{AUTOCAST}{name}"), "")  # a file may have any text
+    half = run.autocast or ""
     contexts = [f"torch.autocast({run.device!r}, torch.{PRECISIONS[half].torch_name})"] if half else []
     contexts += ["torch.autograd.graph.save_on_cpu(pin_memory=True)"] * run.offload_activations
     policy, savers = (
@@ -316,7 +348,7 @@ def emitted(report: PlanReport, into: str) -> str:
     recomputes = any(item.recomputed for item in row.lists)
     has_loop = has_savers or row.accumulate > 1 or not recomputes
     values = {"into": into, "row": row, "run": run, "half": half, "contexts": contexts, "has_loop": has_loop}
-    values |= {"recomputes": recomputes}
+    values |= {"recomputes": recomputes, **_prepared(run, row)}
     values |= {"is_causal": predicts_next(report.subject.architecture), "source": markup(savers * has_savers)}
     # The first line decides how Python reads the names that follow.
     about = f"# -*- coding: utf-8 -*-\n{_about(report, run, row, into)}"
@@ -348,9 +380,30 @@ def _used(code: str) -> str:
     return "\n\n\n".join(filter(None, blocks)) + "\n"
 
 
+def _prepared(run: RunConfig, row: PlanRow) -> dict[str, Any]:
+    """Return how the model of a plan's run is loaded and adapted."""
+    kind = run.quantize.partition("-")[0] if run.quantize in QUANTIZED else ""
+    dtype = f"torch.{PRECISIONS.get(run.compute_precision, FP32).torch_name}"
+    is_half = kind != "int8" or not run.autocast  # peft makes fp32 of what is not in 4 bits
+    parts = [part.partition("=")[::2] for part in str(row.changes.get("lora", "")).split(",")]
+    words = [word for word, name in TRAINER_OPTIMIZERS.items() if name == row.changes.get("optimizer")]
+    return {
+        "kind": kind, "is_double": run.quantize.endswith("-dq"), "dtype": dtype, "optim": words[:1],
+        "loaded": dtype if is_half else "torch.float32", "converts": kind and run.autocast and is_half,
+        "adapters": [(name if name == "r" else f"lora_{name}", value) for name, value in parts
+                     if name in ("r", "alpha", "dropout") and decimal(value.replace(".", "", 1)) is not None],
+    }  # fmt: skip
+
+
 def _about(report: PlanReport, run: RunConfig, row: PlanRow, into: str) -> str:
     subject = report.subject
-    settings = {"attention": subject.attention, "precision": run.precision, "optimizer": run.optimizer, **row.changes}
+    settings: dict[str, Any] = {
+        "attention": subject.attention,
+        "precision": run.precision,
+        "optimizer": run.optimizer,
+        "lora": subject.lora,
+    }
+    settings |= {"quantize": run.quantize if run.quantize in QUANTIZED else ""} | row.changes
     settings |= {"accumulate": row.accumulate} if row.accumulate > 1 else {}
     left = [row_words(name, value) for name, value in changed(run).items() if name not in _WRITTEN | _WRITTEN_BY[into]]
     tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")

@@ -23,6 +23,7 @@ from bertscope.settings.parallelism import SEARCHED, Parallelism
 from bertscope.settings.run_config import RunConfig
 from bertscope.sources.model_source import GivenModule
 from bertscope.tracing.flops import FlopsRun
+from bertscope.views.plan import notes
 from tests.conftest import EVERY_CASE, kinds
 from tests.memory.steps import SMALL_YAML, estimated_trace, fit_report, real_trace, small, whole_trace
 
@@ -246,7 +247,7 @@ def test_other_settings_may_change_and_are_named():
     report = bertscope.plan(OWN.module, 1000, batch=2, seq=1, optimizer="sgd", may_change="freeze,lora")
     assert [note.values["names"] for note in report.notes] == ["freeze", "lora"]
     assert [row.changes for row in report.rows] == [{}]
-    with pytest.raises(SelectionError, match="may_change has no 'gpu'; known: 8bit, freeze, lora, loss-chunks"):
+    with pytest.raises(SelectionError, match="may_change has no 'gpu'; known: 8bit, freeze, int8, lora, loss-chunks"):
         bertscope.plan("bert-tiny", "100MiB", may_change="gpu")
 
 
@@ -425,3 +426,19 @@ def test_a_plan_changes_the_run_only_if_no_plan_without_a_change_fits():
     changed = bertscope.plan(source, full - 1, may_change="lora", **limited)
     assert (changed.answer, changed.first.changes.keys()) == ("yes", {"lora"})
     assert "with lora" in str(changed).split(":")[0]
+
+
+def test_a_plan_may_quantize_the_weights_with_adapters_and_says_what_that_costs():
+    run = {"batch": 2, "seq": 8, "margin": 0}
+    leanest = min(bertscope.plan("bert-tiny", 10, may_change="lora", **run).rows, key=lambda row: row.peak_bytes)
+    report = bertscope.plan("bert-tiny", leanest.peak_bytes - 1, may_change="lora,int8,nf4", **run)
+    assert report.first.changes == {"quantize": "int8", "lora": "r=8,alpha=16,dropout=0.05"}
+    model = bertscope.load("bert-tiny", lora="r=8,alpha=16,dropout=0.05")
+    assert (
+        bertscope.estimate(model, batch=2, seq=8, quantize="int8")["none"].estimated.peak.peak_bytes
+        == report.first.peak_bytes
+    )
+    assert "with int8, lora" in str(report).split(":")[0]
+    assert any("Quantized weights are rounded" in note for note in notes(report))
+    adapted = bertscope.plan(model, 10, may_change="lora,nf4", **run)
+    assert [row.changes for row in adapted.rows] == [{}, {"quantize": "nf4"}]

@@ -278,13 +278,16 @@ def test_the_text_of_a_name_is_no_code(form, name):
     assert len(tree.body) == len(ast.parse(emitted(plan(layers("layer", 2, *LINEAR)), form)).body)
 
 
-def test_the_name_of_an_operator_and_a_precision_in_a_file_are_no_code():
+def test_the_name_of_an_operator_in_a_file_is_no_code_and_a_change_is_one_of_the_known():
     row = layers("layers", 2, "mm.0", calls=1)
     row = replace(row, saved=tuple(replace(item, name='x"}; open("x"); {"\ny') for item in row.saved))
-    report = plan(row)
-    changed = replace(report, rows=(replace(report.rows[0], changes={"precision": "autocast-x); open('x'); (y"}),))
-    tree = ast.parse(emitted(changed, "trainer"))
+    report = plan(row, lora="r=8,alpha=open(1)")
+    tree = ast.parse(emitted(report, "trainer"))
     assert not any(isinstance(node, ast.Name) and node.id == "open" for node in ast.walk(tree))
+    for change in ({"precision": "autocast-x); open('x'); (y"}, {"quantize": "open"}, {"optimizer": "open"}):
+        changed = replace(report, rows=(replace(report.rows[0], changes=change),))
+        with pytest.raises(SelectionError, match="open"):
+            emitted(changed, "trainer")
 
 
 def test_layers_are_at_their_paths():
@@ -313,6 +316,22 @@ def test_a_trainer_takes_a_step_with_the_emitted_arguments(tmp_path, monkeypatch
     trainer = transformers.Trainer(model=model, args=module.arguments, train_dataset=rows * 3)
     trainer.train()
     assert len(made) == 3 * 2  # of each micro-batch and recomputed layer
+
+
+@pytest.mark.parametrize("form", ["torch", "trainer", "lightning"])
+@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16"])
+def test_the_code_loads_and_adapts_the_model_as_the_plan_says(form, precision):
+    text = emitted(
+        plan(quantize="nf4", lora="r=4,alpha=16,dropout=0.05", optimizer="adamw-8bit", precision=precision), form
+    )
+    config = "load_in_4bit=True bnb_4bit_quant_type='nf4' bnb_4bit_use_double_quant=False bnb_4bit_compute_dtype=torch."
+    calls = {call.func.id: " ".join(map(ast.unparse, call.keywords)) for call in ast.walk(ast.parse(text))
+             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}  # fmt: skip
+    is_half = precision != "fp32"
+    assert calls["BitsAndBytesConfig"] == config + ("bfloat16" if is_half else "float32")
+    assert calls["LoraConfig"] == "r=4 lora_alpha=16 lora_dropout=0.05"
+    assert ("prepare_model_for_kbit_training" in calls) == is_half
+    assert form != "trainer" or "optim='adamw_bnb_8bit'" in calls["TrainingArguments"]
 
 
 def test_a_callback_of_lightning_recomputes_the_model_once(monkeypatch):

@@ -1,6 +1,6 @@
 """python qlora.py SETTINGS: a real QLoRA loop with bitsandbytes and peft on the CPU; prints its peak in bytes.
 
-`qlora.py SETTINGS cuda` is the same loop for a dry run.
+`qlora.py SETTINGS cuda` is the same loop for a dry run. With `code` among the settings a plan's code is installed.
 
 The model is built as in tests/memory/test_quantized.py; SETTINGS are keywords of `estimate`, as JSON.
 """
@@ -50,6 +50,10 @@ model = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, task_type
 if strategy == "full":
     model.gradient_checkpointing_enable({"use_reentrant": settings.get("reentrant", False)})
     model.enable_input_require_grads()
+if "code" in settings:
+    planned = {}
+    exec(settings["code"], planned)
+    planned["save_operators"](model, planned["PLAN"])
 ids = torch.randint(0, 1000, (4, 64)).to(device)
 batch = {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
 with torch.no_grad():
