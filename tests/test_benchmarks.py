@@ -200,6 +200,6 @@ def test_a_dry_run_of_a_layer_allocates_what_was_published_for_an_a100(row):
     kernel, size, gpu, mib = row
     script = ROOT / "tests" / "data" / "scripts" / "published_kernels.py"
     words = [sys.executable, "-m", "bertscope", "run", script, kernel, size, "--gpu", gpu]
-    out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(words, capture_output=True, text=True, check=True).stderr  # what a script prints
     (line,) = (line for line in out.splitlines() if line.startswith("MIB "))
     assert float(line.split()[1]) == pytest.approx(mib, rel=1e-5)
