@@ -81,6 +81,16 @@ def flash_2_bytes(query: torch.Tensor, key: torch.Tensor, ends: torch.Tensor | N
     return int(4 * rows * heads * (-(-width // 32) * 32 + 1) + expanded)
 
 
+def apex_scratch(operator: Any, args: Any) -> int:
+    """Return the bytes of 16 partial sums in fp32 of each gradient of a weight, in backward of Apex's fused norms.
+
+    Source: HostLayerNormGradient and HostRMSNormGradient, csrc/layer_norm_cuda_kernel.cu.
+    """
+    named: dict[str, Any] = dict(zip(argument_names(operator), args, strict=False))
+    weights = [named[name] for name in ("weight", "bias") if "grad_output" in named and name in named]
+    return sum(16 * 4 * weight.numel() for weight in weights)
+
+
 # ---- the table ----
 
 _FLASH_ATTN = "flash-attn 2.8, csrc/flash_attn/flash_api.cpp"
@@ -93,6 +103,7 @@ KERNELS: dict[str, Kernel] = {
         witness="tests/frameworks.py::test_a_dry_run_of_bitsandbytes_on_a_gpu_has_the_peak_of_the_estimate",
     ),
     "torchao::": Kernel("torchao 0.18, csrc_meta_ops.py"),
+    "apex::": Kernel("Apex, normalization/fused_layer_norm.py", scratch=apex_scratch),
 }  # fmt: skip
 
 
@@ -197,6 +208,7 @@ def python_key(operator: Any) -> str:
 # ---- functions of packages that reach the GPU without torch ----
 
 _TRITON = "Triton's kernels did not run; they allocate nothing"
+_BUILT = "not verified: kernels of Apex's and DeepSpeed's optimizers did not run; they allocate nothing"
 
 
 class _NoCalls:
@@ -231,7 +243,18 @@ def package_actions(
         tensor.is_paged, tensor.page_deviceid = True, 0
         return tensor  # type: ignore[no-any-return]
 
+    def built(*args: Any) -> _NoCalls:
+        """Return the compiled kernels of an optimizer, which update tensors that exist."""
+        note(_BUILT)
+        return _NoCalls()
+
+    def update(*args: Any) -> None:
+        built()
+
     return {
+        "amp_C": partial(_put_in, put, "", multi_tensor_adam=update),
+        "deepspeed.ops.op_builder.cpu_adam": partial(_put_in, put, "CPUAdamBuilder", load=built),
+        "deepspeed.ops.op_builder.fused_adam": partial(_put_in, put, "FusedAdamBuilder", load=built),
         "triton.runtime.jit": partial(_put_in, put, "JITFunction", run=launch),
         "triton.runtime.autotuner": partial(_put_in, put, "Autotuner", run=launch),
         "bitsandbytes.cextension": partial(_put_in, put, "", lib=_NoCalls()),

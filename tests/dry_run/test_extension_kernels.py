@@ -259,3 +259,55 @@ def test_a_model_that_asks_for_flash_attn_gets_its_memory(script):  # noqa: F811
         assert ("flash-attn is not installed here" in str(report.remarks)) == (kernel != "sdpa")
     # torch's kernel is flash-attn too; it saves a second number of the random state in each of two layers.
     assert left["flash_attention_2"] == pytest.approx(left["sdpa"], abs=2 * 2 * 512)
+
+
+BUILDER = """
+class {name}Builder:
+    def load(self, verbose=True):
+        raise RuntimeError("no compiler")
+"""
+OPTIMIZER = """
+import torch, amp_C
+from deepspeed.ops.op_builder.fused_adam import FusedAdamBuilder
+from deepspeed.ops.op_builder.cpu_adam import CPUAdamBuilder
+CPUAdamBuilder().load().create_adam(0, 1e-3)
+class FusedAdam(torch.optim.Optimizer):
+    def __init__(self, params, update):
+        super().__init__(params, {})
+        self.update, self.flag = update, torch.cuda.IntTensor([0])
+    def step(self):
+        lists = [[], [], [], []]
+        for param in self.param_groups[0]["params"]:
+            self.state[param] = self.state[param] or {"m": torch.zeros_like(param), "v": torch.zeros_like(param)}
+            for row, value in zip(lists, (param.grad, param, *self.state[param].values())):
+                row.append(value)
+        self.update(65536, self.flag, lists, 1e-3)
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = FusedAdam(model.parameters(), {update})
+for _ in range(4):
+    model(torch.randn(4, 256).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("update", ["amp_C.multi_tensor_adam", "FusedAdamBuilder().load().multi_tensor_adam"])
+def test_an_optimizer_of_apex_or_deepspeed_holds_its_state_and_is_not_verified(script, tmp_path, update):  # noqa: F811
+    script(OPTIMIZER.replace("{update}", update))
+    folder = Path("deepspeed/ops/op_builder")
+    folder.mkdir(parents=True)
+    for name, file in (("FusedAdam", "fused_adam"), ("CPUAdam", "cpu_adam")):
+        (folder / f"{file}.py").write_text(BUILDER.replace("{name}", name))
+    Path("amp_C.py").write_text("def multi_tensor_adam(*lists): raise RuntimeError('needs pointers')")
+    report = bertscope.run("train.py")
+    weight = 4 * 256 * 256
+    assert sum(row.held_bytes for row in report.held if row.part == "optimizer_state") == 2 * (weight + 1024)
+    assert any(text.startswith("not verified: kernels of Apex's") for text in report.remarks)
+
+
+def test_backward_of_apexs_norms_adds_up_gradients_of_weights_in_16_parts():
+    library = torch.library.Library("apex", "FRAGMENT")
+    library.define("rms_bwd(Tensor grad_output, Tensor invvar, Tensor input, int[] shape, Tensor weight) -> Tensor")
+    rows, weight = torch.empty(8, 32), torch.empty(32)
+    args = (rows, torch.empty(8), rows, [32], weight)
+    assert KERNELS["apex::"].scratch(torch.ops.apex.rms_bwd.default, args) == 16 * 32 * 4
