@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope import __version__
-from bertscope.errors import BertscopeError, SourceError, suggestion
+from bertscope.errors import BertscopeError, Reason, SourceError, suggestion
 from bertscope.memory.simulator import Simulator
 from bertscope.reports.modules import CountReport
 from bertscope.reports.tool import CheckReport, Finding
@@ -94,7 +94,14 @@ def _error(error: BertscopeError, *, model: str, path: str, line: int = 1, key: 
     if file and (error_line := decimal(number)) is not None:
         path, line = _shown(Path(file)), error_line
     return Finding(
-        model=model, key=key, expected=None, got=None, path=path, line=line, status="error", message=str(error)
+        model=model,
+        key=key,
+        expected=None,
+        got=None,
+        path=path,
+        line=line,
+        status="error",
+        message=Reason(error.marked),
     )
 
 
@@ -165,7 +172,7 @@ class Witness:
                 got = self.got(expectation)
         except BertscopeError as error:
             where = f"{path}:{expectation.line}"
-            placed = error if error.where else SourceError(f"{expectation.key}: {error.message}", where=where)
+            placed = error if error.where else SourceError(f"{expectation.key}: {error.text}", where=where)
             return _error(placed, model=self.model.name, path=path, line=expectation.line, key=expectation.key)
         status, message = ("passed", "") if expectation.accepts(got) else ("failed", self._message(expectation, got))
         return Finding(

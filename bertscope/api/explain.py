@@ -121,9 +121,9 @@ def diagram(
     if kind not in diagrams.KINDS:
         raise SelectionError(f"kind must be one of {', '.join(diagrams.KINDS)}; got {kind!r}")
     if isinstance(forward_inputs, Mapping):
-        given = ForwardInputs(**{**forward_inputs, "seq": forward_inputs.get("seq") or 0})
+        asked_inputs = ForwardInputs(**{**forward_inputs, "seq": forward_inputs.get("seq") or 0})
         sides = [source_of(model)] * (kind == "forward")
-        seq = requests.length_of(given.seq or None, *sides, batch=given.batch, texts=given.input)
+        seq = requests.length_of(asked_inputs.seq or None, *sides, batch=asked_inputs.batch, texts=asked_inputs.input)
         forward_inputs = ForwardInputs(**{**forward_inputs, "seq": seq})
         forward_inputs = forward_inputs if kind == "forward" or forward_inputs != ForwardInputs() else None
     if forward_inputs is not None and (

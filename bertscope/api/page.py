@@ -63,7 +63,7 @@ def report(
         takes = source.strategies(built_for_counting(source))
         usual = {"checkpointing": [name for name in (NONE, FULL) if name in takes]}
         usual["precision"] = [STORED if source.has_own_dtypes else FP32.name]
-        works.append(ModelRequest.of(request, source, beside=sources, **batch, **usual))
+        works.append(ModelRequest.of(request, source, other_sources=sources, **batch, **usual))
     run, limit, gpu = works[0].run, works[0].limit, works[0].gpu
     if not fit and "budget" in request.named:
         raise request.error("{budget} is for the fit table, which is left out", "budget")

@@ -166,12 +166,12 @@ def with_own_sizes(run_config: RunConfig, source: ModelSource, inputs: Any = Non
     texts = run_config.input if source.has_own_dtypes else ()
     if inputs is None and not texts:
         return run_config
-    from bertscope.tracing.inputs import described_inputs, idle_sizes
+    from bertscope.tracing import inputs as run_inputs
     from bertscope.tracing.log import tensors
 
-    idle = {"batch", "seq"} if inputs is not None else idle_sizes(source.build(), texts)
+    idle = {"batch", "seq"} if inputs is not None else run_inputs.idle_sizes(source.build(), texts)
     if inputs is None:
-        inputs = described_inputs(texts, run_config.batch, run_config.seq)
+        inputs = run_inputs.described_inputs(texts, run_config.batch, run_config.seq)
     first = next((item for item in tensors(inputs) if item.ndim), None)
     if first is None:
         return run_config
@@ -230,11 +230,7 @@ def length_of(seq: int | None, *sources: ModelSource, batch: int = 1, texts: Col
 
     Raises SettingError for a size without effect next to inputs that the texts describe.
     """
-    named = [*["seq"] * (seq is not None), *["batch"] * (batch != 1)]
-    if named and any(source.bert_config is None for source in sources):
-        from bertscope.tracing.inputs import refuse_idle
-
-        refuse_idle([texts], named, *sources)
+    _refuse_idle([texts], [*["seq"] * (seq is not None), *["batch"] * (batch != 1)], *sources)
     return min([RunConfig.seq, *(longest_input(source, RunConfig.seq) for source in sources)]) if seq is None else seq
 
 
@@ -301,15 +297,15 @@ def limit_on(gpu: str | int) -> Source:
 
 
 def resolved(
-    request: Request, source: ModelSource | None = None, beside: Any = (), **defaults: Any
+    request: Request, source: ModelSource | None = None, other_sources: Any = (), **defaults: Any
 ) -> list[tuple[Any, ...]]:
     """Return the records of each run, with the function's defaults; parameters of own code keep their dtypes.
 
-    A size that changes no input of the source, nor of those `beside` it, is refused.
+    A size that changes no input of the source, nor of the other sources, is refused.
     """
     defaults = {**QUESTIONS[request.question].defaults, **defaults}
     if source is not None:
-        refuse_idle_of(request, source, *beside)
+        refuse_idle_of(request, source, *other_sources)
         defaults |= default_length(request, source, defaults.get("seq", RunConfig.seq))
         if source.has_own_dtypes:
             defaults = {"precision": STORED, **loop_of(source.build()), **defaults}
@@ -323,17 +319,21 @@ def resolved(
 
 def refuse_idle_of(request: Request, *sources: ModelSource) -> None:
     """Raise SettingError for a batch or a length in a request or its plan that changes no input of these sources."""
-    named = {"batch", "seq"} & request.named
+    values = request.values()
+    try:
+        texts = values["input"].values if "input" in values else [()]
+        _refuse_idle(texts, {"batch", "seq"} & request.named, *sources)
+    except SettingError as error:
+        raise placed(error, values) from None
+    if request.plan is not None and with_own_sizes(request.plan.run, sources[0]) != request.plan.run:
+        raise SelectionError("the batch and the seq of the plan are not those of its input; run 'bertscope plan' again")
+
+
+def _refuse_idle(described: Collection[Collection[str]], named: Collection[str], *sources: ModelSource) -> None:
     if named and any(source.bert_config is None for source in sources):
         from bertscope.tracing.inputs import refuse_idle
 
-        values = request.values()
-        try:
-            refuse_idle(values["input"].values if "input" in values else [()], named, *sources)
-        except SettingError as error:
-            raise placed(error, values) from None
-    if request.plan is not None and with_own_sizes(request.plan.run, sources[0]) != request.plan.run:
-        raise SelectionError("the batch and the seq of the plan are not those of its input; run 'bertscope plan' again")
+        refuse_idle(described, named, *sources)
 
 
 def default_length(request: Request, source: ModelSource, usual: int = RunConfig.seq) -> dict[str, int]:

@@ -10,7 +10,7 @@ import bertscope
 from bertscope.commands.call import CommandLine, note, write
 from bertscope.commands.exit_codes import complain
 from bertscope.config import RULES, BertConfig
-from bertscope.errors import SelectionError, SourceError, one_line, suggestion
+from bertscope.errors import SelectionError, SourceError, one_line, shown, suggestion
 from bertscope.files import MAX_YAML_BYTES, read_yaml, write_file
 from bertscope.reports import json as report_json
 from bertscope.reports.base import SCHEMA
@@ -48,7 +48,7 @@ def check(call: CommandLine) -> int:
     if is_updated:
         write(_updated(report), call.output)
     for finding in report.having("error"):
-        complain(finding.message, 2)
+        complain(shown(finding.message), 2)
     if report.having("error"):
         return 2
     return 1 if not call.update and report.having("failed") else 0
@@ -58,7 +58,7 @@ def _of_known_families(report: CheckReport) -> CheckReport:
     """Return the report without presets that the installed transformers does not build, and name these."""
     unknown = [finding for finding in report.having("error") if finding.model.endswith(".json")]
     for finding in unknown:
-        note(f"{finding.path} is not checked: {finding.message}")
+        note(f"{finding.path} is not checked: {shown(finding.message)}")
     return replace(report, findings=tuple(item for item in report.findings if item not in unknown))
 
 

@@ -194,9 +194,11 @@ class FakeGpu(Device):
             return tree_map(lambda leaf: self._fake(leaf) if isinstance(leaf, torch.Tensor) else leaf, known)
         if operator is _aten._to_sparse.default:  # an index in each dimension, and a value
             self.note("to_sparse: all elements count as nonzero, the upper bound; the result has a strided layout")
-            words = args[0].dim() * 8 // args[0].itemsize + 1
+            per_element = args[0].dim() * 8 // args[0].itemsize + 1
             return (
-                torch.empty_like(args[0]).new_empty(args[0].numel() * words).as_strided(args[0].shape, args[0].stride())
+                torch.empty_like(args[0])
+                .new_empty(args[0].numel() * per_element)
+                .as_strided(args[0].shape, args[0].stride())
             )
         if operator is _aten._ctc_loss.default:
             scores, lengths = args[0], args[3]

@@ -253,9 +253,9 @@ def _ctc_loss(device: FakeGpu, run: Any, scores: Any, labels: Any, spans: Any, l
     if labels.dtype == torch.int32 and torch.backends.cudnn.enabled:
         device.note("not counted: the workspace of cuDNN's CTC loss; torch's own ran")
     longest = len(scores), labels.shape[-1]
-    known = [device.value(given) if isinstance(given, torch.Tensor) else given for given in (spans, lengths)]
+    known = [device.value(size) if isinstance(size, torch.Tensor) else size for size in (spans, lengths)]
     numbers = zip(known, (spans, lengths), longest, strict=True)
-    lists = ([most] * len(given) if value is None else list(map(int, value)) for value, given, most in numbers)
+    lists = ([most] * len(sizes) if value is None else list(map(int, value)) for value, sizes, most in numbers)
     return run(scores, labels, *lists, *args)
 
 

@@ -97,7 +97,7 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def idle_sizes(module: nn.Module, described: Collection[str]) -> set[str]:
-    """Return which of batch and seq change no input of the module; none where its own `example_inputs` decides."""
+    """Return which of batch and seq change no input of the module; none where `example_inputs` decides."""
     if callable(getattr(module, "example_inputs", None)):
         return set()
 

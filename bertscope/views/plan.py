@@ -386,9 +386,9 @@ def _prepared(run: RunConfig, row: PlanRow) -> dict[str, Any]:
     dtype = f"torch.{PRECISIONS.get(run.compute_precision, FP32).torch_name}"
     is_half = kind != "int8" or not run.autocast  # peft makes fp32 of what is not in 4 bits
     parts = [part.partition("=")[::2] for part in str(row.changes.get("lora", "")).split(",")]
-    words = [word for word, name in TRAINER_OPTIMIZERS.items() if name == row.changes.get("optimizer")]
+    names = [word for word, name in TRAINER_OPTIMIZERS.items() if name == row.changes.get("optimizer")]
     return {
-        "kind": kind, "is_double": run.quantize.endswith("-dq"), "dtype": dtype, "optim": words[:1],
+        "kind": kind, "is_double": run.quantize.endswith("-dq"), "dtype": dtype, "optim": names[:1],
         "loaded": dtype if is_half else "torch.float32", "converts": kind and run.autocast and is_half,
         "adapters": [(name if name == "r" else f"lora_{name}", value) for name, value in parts
                      if name in ("r", "alpha", "dropout") and decimal(value.replace(".", "", 1)) is not None],

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 
-from bertscope.errors import one_line
+from bertscope.errors import one_line, shown
 from bertscope.reports import tool as reports
 from bertscope.units import bytes_text, count_text, counted, html_text
 from bertscope.views.columns import Column, attribute, csv_only, number, values
@@ -20,8 +20,8 @@ EXPECTATIONS = (".bertscope.yaml", ".bertscope.yml")  # the ends of files' names
 def line(finding: reports.Finding) -> str:
     """Return one finding as `file:line: model: message`."""
     if finding.status == "error":
-        return one_line(finding.message)
-    return one_line(f"{finding.path}:{finding.line}: {finding.model}: {finding.message}")
+        return shown(finding.message)
+    return one_line(f"{finding.path}:{finding.line}: {finding.model}: {shown(finding.message)}")
 
 
 def _failures(report: reports.CheckReport, target: Target = Target()) -> str:  # noqa: B008  it is frozen
@@ -53,7 +53,7 @@ def _github(report: reports.CheckReport) -> str:
     for finding in report.findings:
         if finding.status != "passed":
             path = escaped(finding.path).replace(":", "%3A").replace(",", "%2C")
-            message = escaped(f"{finding.model}: {finding.message}")
+            message = escaped(f"{finding.model}: {shown(finding.message)}")
             text += f"::error title=bertscope check,file={path},line={finding.line}::{message}\n"
     return text + _summary(report)
 
@@ -69,7 +69,7 @@ def _junit(report: reports.CheckReport) -> str:
         name, model, path = map(escaped, (finding.key or "readable", finding.model, finding.path))
         text += f'  <testcase name="{name}" classname="{model}" file="{path}" line="{finding.line}"'
         tag = {"passed": "", "failed": "failure", "error": "error"}[finding.status]
-        message = escaped(finding.message)
+        message = escaped(shown(finding.message))
         text += f'><{tag} message="{message}">{message}</{tag}></testcase>\n' if tag else "/>\n"
     return f"{text}</testsuite></testsuites>\n"
 
@@ -93,7 +93,7 @@ def _findings(report: reports.CheckReport, target: Target | None) -> list[Table]
                csv=["difference", "tolerance"]),
         Column("place", lambda row: one_line(f"{row.path}:{row.line}") if _is_wrong(row) else "",
                values("path", "line"), is_wide=1),
-        Column("message", lambda row: "" if row.got else one_line(row.message), values("message"), is_wide=2),
+        Column("message", lambda row: "" if row.got else shown(row.message), values("message"), is_wide=2),
     ]  # fmt: skip
     return [Table(columns, report.findings, _is_wrong, 3)]
 

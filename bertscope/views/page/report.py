@@ -57,8 +57,8 @@ def _sizes(*models: ModelPart, **sizes: Any) -> dict[str, Any]:
 
 
 def _sizes_text(model: ModelPart) -> str:
-    words = {"batch": "batch", "seq": "sequence length"}
-    return ", ".join(f"{words[name]} {count_text(size)}" for name, size in _sizes(model).items())
+    labels = {"batch": "batch", "seq": "sequence length"}
+    return ", ".join(f"{labels[name]} {count_text(size)}" for name, size in _sizes(model).items())
 
 
 def flops_command(model: ModelPart, seq: Any, *texts: str, is_training: bool = False) -> str:
