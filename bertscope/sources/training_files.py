@@ -165,7 +165,7 @@ def read_training_file(path: Path | str | TrainingArguments) -> TrainingFile:
     try:
         entries = read_json(text, path) if text else read_mapping(path)
     except SourceError as error:  # the remedy after the semicolon names presets
-        raise SourceError(f"{error.text.partition(';')[0]}; {_WANTED}", where=error.where) from None
+        raise SourceError(f"{error.message.partition(';')[0]}; {_WANTED}", where=error.where) from None
     if "peft_type" in entries:
         raise SourceError(f"{path} describes adapters and no training; give it by {name_of('lora')} FILE")
     form = next((form for form in _formats() if not entries.keys().isdisjoint(form.identifying)), None)
@@ -235,7 +235,7 @@ def _apply(
     try:
         read_settings(result)
     except BertscopeError as error:
-        raise entry.error(f"{key}: {error.text}", key) from None
+        raise entry.error(f"{key}: {error.message}", key) from None
     return ("used", in_words(result)) if result else ("no_effect", "")
 
 
