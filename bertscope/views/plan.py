@@ -290,29 +290,9 @@ def plan_svg(report: PlanReport) -> str:
 
 _COMMENT_WIDTH = 100
 
-_ROOTS = {
-    "QUANTIZATION",
-    "adapted",
-    "PLAN",
-    "save_operators",
-    "train_step",
-    "make_optimizer",
-    "arguments",
-    "SaveOperators",
-}
+_ROOTS = "QUANTIZATION adapted PLAN save_operators train_step make_optimizer arguments SaveOperators"
 # What a plan, its first comment or a form has; a comment names all others.
-_WRITTEN = {
-    "batch",
-    "seq",
-    "mode",
-    "precision",
-    "optimizer",
-    "device",
-    "sdpa_kernel",
-    "checkpointing",
-    "accumulate",
-    "quantize",
-}
+_WRITTEN = "batch seq mode precision optimizer device sdpa_kernel checkpointing accumulate quantize"
 _WRITTEN_BY = {
     "torch": {"keep_gradients", "clip_grad_norm", "grad_scaler", "loop", *KEEPING_RESULTS},
     "trainer": {"clip_grad_norm", "grad_scaler", "loop"},
@@ -365,7 +345,7 @@ def _used(code: str) -> str:
             imports |= dict.fromkeys(listed.split(", "), start)
         else:
             parts[name] = part.strip()
-    used, todo = set[str](), _ROOTS & parts.keys()
+    used, todo = set[str](), parts.keys() & _ROOTS.split()
     while todo:
         used |= todo
         todo = {name for part in todo for name in re.findall(r"\w+", parts.get(part, ""))} & (
@@ -397,15 +377,12 @@ def _prepared(run: RunConfig, row: PlanRow) -> dict[str, Any]:
 
 def _about(report: PlanReport, run: RunConfig, row: PlanRow, into: str) -> str:
     subject = report.subject
-    settings: dict[str, Any] = {
-        "attention": subject.attention,
-        "precision": run.precision,
-        "optimizer": run.optimizer,
-        "lora": subject.lora,
-    }
+    settings: dict[str, Any] = {"attention": subject.attention, "precision": run.precision}
+    settings |= {"optimizer": run.optimizer, "lora": subject.lora}
     settings |= {"quantize": run.quantize if run.quantize in QUANTIZED else ""} | row.changes
     settings |= {"accumulate": row.accumulate} if row.accumulate > 1 else {}
-    left = [row_words(name, value) for name, value in changed(run).items() if name not in _WRITTEN | _WRITTEN_BY[into]]
+    written = {*_WRITTEN.split(), *_WRITTEN_BY[into]}
+    left = [row_words(name, value) for name, value in changed(run).items() if name not in written]
     tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")
     listed = ", ".join(left)
     text = visible(
