@@ -224,6 +224,10 @@ def record(
             if isinstance(error, OSError) and not script_run.network and any(sign in failure for sign in _OF_NETWORK):
                 failure, remedy = one_line(failure, limit=150), f"; let it download with {name_of('network')}"
         is_full = bool(here.recorder.log.refused) and "out of memory" in failure
+        if failure and not is_full and here.recorder.updates >= script_run.steps:  # its values may be why
+            what = f"the script failed after its last step{f' at {where}' * bool(where)}, what it does then is missing"
+            here.device.note(one_line(f"{what}: {failure}", limit=_LONGEST))
+            return here.report()
         if failure and not is_full:
             raise BertscopeError(one_line(failure, limit=_LONGEST) + remedy, where=where)
         return here.report(failure and f"{where}: {failure}")

@@ -5,6 +5,7 @@ the CPU are real. A tensor on the GPU has a layout; integers and single numbers 
 the CPU, so that shapes that depend on masks and lengths are the true ones. A loss, whose value is not known, is 1.0.
 """
 
+import math
 import threading
 import warnings
 from collections.abc import Callable
@@ -32,7 +33,8 @@ from bertscope.tracing.inputs import missing_rule
 from bertscope.tracing.record import Device
 from bertscope.units import bytes_text
 
-_MOST_INTEGERS, _MOST_NUMBERS = 2**22, 64  # elements of a tensor whose value is kept
+# Elements of a tensor whose value is kept: integers, floats made on the GPU, floats from the CPU.
+_MOST_INTEGERS, _MOST_FLOATS, _MOST_COPIED = 2**22, 2**18, 64
 _FILLED = 65_536  # elements: initial values from here on are left out, which nobody reads
 _COMPARED = ("lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "abs", "round")
@@ -280,6 +282,9 @@ class FakeGpu(Device):
             return None
         values = list(map(self.value, leaves))
         is_known = all(value is not None for value in values) if leaves else name in _FACTORIES
+        if (finite := _of_finite(name, args)) is not None and (not is_known or _GUESSED in vars(args[0])):
+            leaves.clear()  # it follows from no guess
+            return torch.full((), finite).expand(args[0].shape)
         for value in values if name in _DECISIVE and not is_known else ():
             if value is not None and value.dtype == torch.bool and bool((value == _DECISIVE[name]).all()):
                 return torch.full(torch.broadcast_shapes(*(leaf.shape for leaf in leaves)), _DECISIVE[name])
@@ -287,11 +292,9 @@ class FakeGpu(Device):
             vars(args[0])[_GUESSED] = True  # no more than all elements are true
             return operator(torch.ones((), dtype=torch.bool).expand(args[0].shape), *args[1:], **kwargs)
         if is_known and operator is _aten._to_copy.default:
-            is_known = _is_kept(args[0] if values[0] is None else values[0])
+            is_known = _is_kept(values[0], _MOST_FLOATS if isinstance(args[0], self.fake) else _MOST_COPIED)
         if is_known and not leaves and name in _SIZED:
-            kind = kwargs.get("dtype") or torch.get_default_dtype()
-            most = _MOST_NUMBERS if kind.is_floating_point else _MOST_INTEGERS
-            is_known = isinstance(args[0], (list, tuple)) and torch.Size(args[0]).numel() <= most
+            is_known = isinstance(args[0], (list, tuple)) and torch.Size(args[0]).numel() <= _MOST_INTEGERS
         if is_known:
             named = {key: _CPU if key == "device" else item for key, item in kwargs.items() if key != "pin_memory"}
             of = lambda leaf: self.value(leaf) if isinstance(leaf, torch.Tensor) else leaf  # noqa: E731
@@ -378,8 +381,19 @@ _OF_GPU = (
 _VALUE, _GUESSED = "_bertscope_value", "_bertscope_guessed"  # which of them follow from a loss that is 1.0
 
 
-def _is_kept(value: torch.Tensor) -> bool:
-    return value.numel() <= (_MOST_NUMBERS if value.dtype.is_floating_point else _MOST_INTEGERS)
+def _is_kept(value: torch.Tensor, most_floats: int = _MOST_FLOATS) -> bool:
+    return value.numel() <= (most_floats if value.dtype.is_floating_point else _MOST_INTEGERS)
+
+
+def _of_finite(name: str, args: Any) -> bool | None:
+    """Return what a test for infinite or missing values says of finite ones, as which unknown ones count."""
+    if name in ("isnan", "isinf"):
+        return False
+    if name not in ("eq", "ne"):
+        return None
+    is_itself = args[0] is args[1]
+    is_infinity = isinstance(args[1], float) and math.isinf(args[1])
+    return (name == "eq") == is_itself if is_itself or is_infinity else None
 
 
 def lacks_kernel(error: str) -> bool:

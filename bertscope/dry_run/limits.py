@@ -106,15 +106,16 @@ class Limits:
         }
 
     def _follow_trainer(self, put: Put, module: Any) -> None:
-        """Let transformers' Trainer save nothing, too."""
+        """Let transformers' Trainer save nothing, too, and one that evaluates only after its training end that."""
         flow, limits = module.DefaultFlowCallback, self
         original = flow.on_step_end
 
         def on_step_end(callback: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
             control = original(callback, args, state, control, **kwargs)
             evaluates = str(getattr(args, "eval_strategy", "no")).rpartition(".")[2].lower() != "no"
-            control.should_evaluate |= evaluates and state.global_step >= limits.steps
-            control.should_save = False
+            is_last, control.should_save = state.global_step >= limits.steps, False
+            control.should_evaluate |= evaluates and is_last
+            control.should_training_stop |= is_last and not evaluates
             return control
 
         put(flow, on_step_end=on_step_end)

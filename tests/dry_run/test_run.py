@@ -303,6 +303,42 @@ for number in range(3):
     assert bertscope.run(name).assumed == ("train.py:14 (lt)",)
 
 
+def test_unknown_values_are_finite_and_a_mask_made_on_the_gpu_is_known(script):
+    """So the checks of a Trainer, and that of nn.Transformer for a causal mask, are no doubt of the report."""
+    code = """
+out = model(torch.randn(4, 256).cuda())
+loss, mask = out.mean(), torch.triu(torch.full((64, 64), float("-inf"), device="cuda"), 1)
+assert not (loss.isnan() or loss.isinf() or out.isnan().any()) and loss.isfinite() and out.isfinite().all()
+assert mask[0].isinf().sum() == 63
+assert not (mask == 0).all() and (mask == torch.full_like(mask, float("-inf")).triu(1)).all()
+step(4)
+"""
+    assert bertscope.run(script(STEP + code), timeout=300).assumed == ()
+
+
+def test_a_trainer_ends_after_its_steps_and_the_script_goes_on_to_its_evaluation(script):
+    """What fails after the last step, such as reading what was not saved, leaves the answer."""
+    report = bertscope.run(script("""
+import torch
+from transformers import Trainer, TrainingArguments
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 512)
+    def forward(self, x, labels):
+        out = self.layer(x)
+        return {"loss": torch.nn.functional.cross_entropy(out, labels), "logits": out}
+rows = [{"x": torch.zeros(64), "labels": 1}] * 200
+args = TrainingArguments("out", report_to="none", per_device_eval_batch_size=100, disable_tqdm=True)
+trainer = Trainer(Model(), args, train_dataset=rows, eval_dataset=rows)
+trainer.train()
+trainer.evaluate()
+open("out/checkpoint-500/trainer_state.json")
+"""), timeout=300)  # fmt: skip
+    assert (report.updates, report.peak.phase) == (3, "evaluation")
+    assert "failed after its last step at train.py:16" in report.remarks[-1]
+
+
 def test_a_script_that_takes_batches_by_next_ends_after_its_steps(script):
     name = script(
         STEP
