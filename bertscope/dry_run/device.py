@@ -292,7 +292,8 @@ class FakeGpu(Device):
             vars(args[0])[_GUESSED] = True  # no more than all elements are true
             return operator(torch.ones((), dtype=torch.bool).expand(args[0].shape), *args[1:], **kwargs)
         if is_known and operator is _aten._to_copy.default:
-            is_known = _is_kept(values[0], _MOST_FLOATS if isinstance(args[0], self.fake) else _MOST_COPIED)
+            most = _MOST_FLOATS if isinstance(args[0], self.fake) else _MOST_COPIED
+            is_known = values[0] is not None and _is_kept(values[0], most)
         if is_known and not leaves and name in _SIZED:
             is_known = isinstance(args[0], (list, tuple)) and torch.Size(args[0]).numel() <= _MOST_INTEGERS
         if is_known:

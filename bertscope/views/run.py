@@ -143,7 +143,7 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
         yield f"{counted(len(report.refused_bytes), 'request')} ran out of memory, and the script went on."
     if report.assumed:
         shown = ", ".join(report.assumed[:3])
-        yield f"Unknown values were read ({shown}): a loop or shape that depends on them may be another one."
+        yield f"Unknown values were read at {shown}: loops and shapes that depend on them may differ in training."
     if not report.has_run:
         yield f"{UNRECORDED[:1].upper()}{UNRECORDED[1:]}."
     yield from report.remarks
