@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
+from weakref import ref
 
 from bertscope.errors import SelectionError, UnknownValueError
 from bertscope.memory.estimate import module_memory, named_inputs
@@ -54,9 +55,8 @@ def measured(step: ModelStep, phase: Phase = nullcontext) -> MemoryTrace:
     """
     reader = _EventReader(step.device)
     mark = torch.profiler.record_function
-    for block, tensor in step.state():
-        if tensor.device.type == step.device:
-            reader.log.hold(block, tensor.untyped_storage().nbytes())
+    state = [(block, tensor.untyped_storage().nbytes(), ref(tensor.untyped_storage()))
+             for block, tensor in step.state() if tensor.device.type == step.device]  # fmt: skip
 
     @contextmanager
     def marked(name: str) -> Iterator[None]:
@@ -70,6 +70,9 @@ def measured(step: ModelStep, phase: Phase = nullcontext) -> MemoryTrace:
     profiler = torch.autograd.profiler.profile(use_device=device, profile_memory=True, use_kineto=True)
     with _marked_modules(step.called), profiler:
         step.run(marked)  # what it leaves, the measured step finds
+        for block, size, storage in state:
+            if storage() is not None:  # the profiler does not log the end of what was allocated before it started
+                reader.log.hold(block, size)
         with mark(_RESTART):
             pass
         step.run(marked)

@@ -108,10 +108,11 @@ def test_at_each_batch_of_a_search_the_evaluation_stays_as_it_is():
     assert peaks == {moment.phase: moment.live_bytes for moment in training.peaks()}
 
 
+@pytest.mark.parametrize("optimizer", ["none", "adamw"])
 @pytest.mark.parametrize("loop", ["plain", "freed", "lightning"])
-def test_a_measured_step_without_an_optimizer_has_the_estimated_peaks(loop):
+def test_a_measured_step_has_the_estimated_peaks_in_each_loop(loop, optimizer):
     module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
-    (variant,) = bertscope.profile(module, torch.rand(8, 64), optimizer="none", loop=loop, steps=0).variants
+    (variant,) = bertscope.profile(module, torch.rand(8, 64), optimizer=optimizer, loop=loop, steps=0).variants
     peaks = [[phase.peak_bytes for phase in memory.phases] for memory in (variant.estimated, variant.measured)]
     assert peaks[0] == peaks[1]
 
