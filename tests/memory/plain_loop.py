@@ -45,9 +45,13 @@ def peak_bytes(
     """Return the highest sum of the allocator's events during the last of three steps on the CPU.
 
     The loop is plain, as tutorials write it, trainer, which deletes the output before backward, freed, which deletes
-    the loss too, or lightning, which zeroes the gradients between forward and backward. With held-out inputs an
-    evaluation follows each step.
+    the loss too, or lightning, which zeroes the gradients between forward and backward and whose autocast casts each
+    weight anew. With held-out inputs an evaluation follows each step.
     """
+
+    def autocasting() -> Any:
+        kept = loop != "lightning"
+        return torch.autocast("cpu", dtype=autocast, cache_enabled=kept) if autocast else nullcontext()
 
     def evaluate(model: torch.nn.Module) -> None:
         logits: list[torch.Tensor] = []
@@ -59,7 +63,7 @@ def peak_bytes(
                 held_out, following = following or make_held_out(model), None
                 if loop == "trainer" and number + 1 < held_out_batches:
                     following = make_held_out(model)
-                with torch.autocast("cpu", dtype=autocast) if autocast else nullcontext():
+                with autocasting():
                     output = model(**held_out)
                 if keeps_logits and loop == "trainer":
                     part = output.logits
@@ -85,7 +89,7 @@ def peak_bytes(
         for number in range(STEPS):
             with record_function(f"plain step {number}"):
                 for micro_batch in range(accumulate):
-                    with torch.autocast("cpu", dtype=autocast) if autocast else nullcontext():
+                    with autocasting():
                         output = model(**inputs)
                         loss = criterion(output)
                     if accumulate > 1:
