@@ -68,7 +68,8 @@ LOOPS = [
     )),
     ({"architecture": "BertModel", **FORMED}, {"accumulate": 2, "precision": "autocast-bf16"}, ""),
     (BROAD, {"accumulate": 2, "precision": "autocast-bf16"}, ""),
-    (BROAD | {"num_hidden_layers": 3}, {"loop": "lightning", "precision": "autocast-bf16", "checkpointing": "full"}, ""),
+    (BROAD | {"num_hidden_layers": 3},
+     {"loop": "lightning", "precision": "autocast-bf16", "checkpointing": "full"}, ""),
     (BROAD, {"precision": "autocast-bf16", "grad_scaler": True}, ""),
     (BROAD, {"precision": "autocast-fp16", "grad_scaler": True, "clip_grad_norm": True, "accumulate": 2}, ""),
     *((WIDE, EVALUATED | loop, "evaluation") for loop in (
