@@ -235,7 +235,8 @@ class Recorder(DispatchMode):
                 self.names.update({inner: path for path, inner in module.named_modules()})
                 self.hold("parameters", module.named_parameters())
                 self.hold("buffers", module.named_buffers())
-            for number in (self.numbers.get(storage_key(tensor), -1) for tensor in tensors(args)):
+            outside = (tensor for tensor in tensors(args) if tensor.grad_fn is None)  # else of another model: logits
+            for number in (self.numbers.get(storage_key(tensor), -1) for tensor in outside):
                 if number >= 0 and not self.log.blocks[number].part:
                     self.log.blocks[number].part = "inputs"
             trains = is_training(module)

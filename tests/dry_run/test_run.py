@@ -339,6 +339,22 @@ open("out/checkpoint-500/trainer_state.json")
     assert "failed after its last step at train.py:16" in report.remarks[-1]
 
 
+def test_what_a_loss_gets_from_a_model_is_an_activation_and_a_batch_made_on_the_gpu_an_input(script):
+    code = """
+criterion = torch.nn.MSELoss()
+for _ in range(3):
+    x = torch.randn(1024, 256, device="cuda")
+    criterion(model(x).exp(), x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    report = bertscope.run(script(STEP + code), timeout=300)
+    parts = {row.part for row in report.held if row.line == "train.py:13"}
+    assert report.peak.phase == "backward"
+    assert ("inputs" not in parts, "activations" in parts) == (True, True)
+    assert [row.part for row in report.held if row.line == "train.py:12"] == ["inputs"]
+
+
 def test_a_script_that_takes_batches_by_next_ends_after_its_steps(script):
     name = script(
         STEP
