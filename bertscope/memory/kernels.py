@@ -63,7 +63,7 @@ def cpu_scratch(operator: Any, args: Any) -> int | Scratch:
     """Return the temporary bytes that a CPU kernel allocates."""
     aten, name = torch.ops.aten, operator_name(operator)
     if name in _ELEMENTWISE:
-        return _promoted_bytes(args)
+        return _promoted_bytes(args, is_in_place=name.endswith("_"))
     if name in MATRICES:
         return _product_scratch(*(args[position] for position in MATRICES[name]))
     if operator in (aten.mean.dim, aten.mean.default):
@@ -92,11 +92,11 @@ def cpu_scratch(operator: Any, args: Any) -> int | Scratch:
     return contiguous_bytes(operator, args)
 
 
-def _promoted_bytes(args: Any) -> int:
+def _promoted_bytes(args: Any, *, is_in_place: bool) -> int:
     """Return the bytes of operands copied to the common dtype, the only one that a CPU elementwise kernel reads.
 
-    A number becomes a tensor, and a copy of it that has the common dtype. Source: promote_inputs_to_common_dtype of
-    TensorIterator; CUDA kernels need no copies.
+    A number becomes a tensor, and a copy of it that has the common dtype. A result in place in another dtype has a copy
+    too. Source: promote_inputs_to_common_dtype and cast_common_dtype_to_outputs of TensorIterator; CUDA has none.
     """
     if len(args) < 2 or not isinstance(args[0], torch.Tensor):
         return 0
@@ -104,7 +104,8 @@ def _promoted_bytes(args: Any) -> int:
     if isinstance(second, torch.Tensor):
         of_dtypes = first.dim() and second.dim()
         common = torch.promote_types(first.dtype, second.dtype) if of_dtypes else torch.result_type(first, second)
-        return sum(tensor.numel() * common.itemsize for tensor in (first, second) if tensor.dtype != common)
+        operands = (first, second, *(first,) * is_in_place)
+        return sum(tensor.numel() * common.itemsize for tensor in operands if tensor.dtype != common)
     is_real = isinstance(second, (int, float)) and first.dtype.is_floating_point
     common = first.dtype if is_real else torch.result_type(first, second)
     return _NUMBER_BYTES + (common.itemsize if common not in (torch.float64, torch.int64) else 0)

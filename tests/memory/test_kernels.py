@@ -29,7 +29,7 @@ ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 CALLS = (
     ATTENTION, f"{ATTENTION}_backward", "aten::_safe_softmax", "aten::native_layer_norm_backward",
-    *(f"aten::{name}" for name in PRODUCTS),
+    "aten::mul_", *(f"aten::{name}" for name in PRODUCTS),
 )  # fmt: skip
 NEEDS_BF16 = pytest.mark.skipif(
     not has_bf16_products(), reason="the law is that of oneDNN's kernels for AVX-512 with bf16 and without AMX"
@@ -104,6 +104,14 @@ def test_fused_attention_allocates_what_the_law_says(sizes, is_copied, dtype, th
     with fake_tensor_mode(), Estimated() as estimated:
         step()
     assert estimated.peaks == peaks_of(step)
+
+
+@pytest.mark.parametrize("left", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("right", [torch.bfloat16, torch.float32, torch.int64])
+def test_a_result_in_place_is_copied_to_the_common_dtype_as_its_operands_are(left, right):
+    weight, scales = torch.ones(64, 32, dtype=left), torch.ones(64, 1, dtype=right)  # as int8 weights of bitsandbytes
+    expected = cpu_scratch_bytes(torch.ops.aten.mul_.Tensor, (weight, scales))
+    assert peaks_of(lambda: weight.mul_(scales))["aten::mul_"] == expected
 
 
 def test_fused_attention_of_few_positions_has_the_scratch_that_a_hand_computes(threads):
