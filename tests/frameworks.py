@@ -91,9 +91,9 @@ def test_lightning_trains_with_the_code_of_a_plan_in_the_memory_that_it_says(set
     sets = 4 * planned.batch * planned.accumulate  # of ids, masks, types and labels
     (tmp_path / "plan.py").write_text(text)
     (tmp_path / "train.py").write_text(
-        "import lightning, peft, torch\nfrom torch.utils.data import DataLoader, TensorDataset\nfrom plan import *\n"
-        "from bertscope.sources.find import source_of\n"
-        f"model = source_of({PLANNED}).build(device='cpu')\n"
+        "import lightning, peft, torch, transformers\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "from plan import *\n"
+        f"model = transformers.BertForMaskedLM(transformers.BertConfig(**{PLANNED}))\n"
         "for name, param in model.named_parameters():\n"
         f"    param.requires_grad_('embeddings' not in name or {'freeze' not in settings})\n"
         + "model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=['query', 'value']))\n"

@@ -71,7 +71,8 @@ def notes(report: DiffReport, target: Target | None = None) -> list[str]:
     for side, flops in ((report.a, report.forward_flops_a), (report.b, report.forward_flops_b)):
         if flops is None and side.obtained == "computed":  # not a file with tensors
             sizes = f"{shlex.quote(side.name)} --batch {report.batch} --seq {report.seq}"
-            why = "" if report.inputs_given else f"; bertscope flops {sizes} says why"
+            has_command = not report.inputs_given and " at " not in side.name  # which names a model at a revision
+            why = f"; bertscope flops {sizes} says why" * has_command
             sentences.append(f"no FLOPs of {side.name}: its forward pass did not run{why}")
     return [*dict.fromkeys(sentences)]
 

@@ -95,8 +95,8 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
         plain = next((one for one in same if one.checkpointing == NONE), row)
         first: list[step.Fact] = []
         if plain.batch and plain is not row:
-            first = [count_text(plain.batch), (_exactly("exactly ", plain), 3), ", or "]
-        exact = _exactly("" if first and _exactly("", plain) else "exactly ", row)
+            first = [count_text(plain.batch), (_exactly("unrounded ", plain), 3), ", or "]
+        exact = _exactly("" if first and _exactly("", plain) else "unrounded ", row)
         how = f" {how}{', none without' * (not plain.batch)}"
         if plain is row and report.run.mode == INFERENCE:
             how = f", {count_text(row.batch * row.seq)} tokens"
@@ -127,27 +127,29 @@ def _tip(report: FitReport) -> str:
     same = [other for other in report.rows if other.checkpointing == NONE and other.seq == row.seq]
     best, plain = max(report.rows, key=attrgetter("largest_batch")), max((other.batch for other in same), default=0)
     batch_asked, batch = report.asked_batch, report.asked_batch or row.batch
-    changes: dict[str, Any] = {"batch": batch}
+    changes: dict[str, Any] = {"batch": batch, "checkpointing": None}
+    gpu = report.gpu.name if report.gpu else None
     name, why = "estimate", f"see what batch {count_text(batch)} needs, part by part"
     if not row.fits and (smaller := step.smaller_evaluation(report, "fit", row.cost)):
         return smaller
     if not row.fits:
         larger = [one for one in GPUS.values() if usable(one.memory_bytes, row.cost.margin) > row.cost.gpu_bytes]
         if batch > 1 and is_training and best.largest_batch:
-            return step.micro_batches(report, batch, precision=best.precision, seq=best.seq)
+            return step.micro_batches(report, batch, precision=best.precision, seq=best.seq, gpu=gpu)
         if report.gpu and larger:
             larger.sort(key=attrgetter("memory_bytes"))
             return step.next_command(report, "fit", "try a GPU with more memory", gpu=larger[0].name, batch=batch_asked)
         if not is_training:
             return ""
         name, why = "plan", "allow changes of the training"
-        changes = {"batch": 1, "may_change": "lora,freeze,8bit,precision,sgd", "checkpointing": None}
+        changes |= {"batch": 1, "may_change": "lora,freeze,8bit,precision,sgd"}
     elif batch_asked is None and is_training and 0 < plain < row.batch // 2:
         name, why = "plan", "find the cheapest checkpointing for a batch in between"
-        changes = {"batch": 2 * plain, "checkpointing": None}
-    else:
-        changes["checkpointing"] = row.checkpointing if row.checkpointing != NONE else None
-    gpu = report.gpu.name if report.gpu else None
+        changes["batch"] = 2 * plain
+    elif row.checkpointing != NONE and batch_asked:
+        name, why = "plan", "find the cheapest checkpointing with which it fits"
+    elif row.checkpointing != NONE:
+        changes["checkpointing"] = row.checkpointing
     return step.next_command(report, name, why, precision=row.precision, seq=row.seq, gpu=gpu, **changes)
 
 
@@ -243,8 +245,9 @@ def _compared_table(report: FitReport) -> Table:
     least = [min(rows, key=attrgetter("epoch_cost")) for rows in by_seq]
     best = [row if isfinite(row.epoch_cost) else best_row(report, row.seq) for row in least]
     answer = Column("fits", step.verdict_text, shown=report.batch_total is None).of("cost")
-    memory = number("capacity", "cost.limit_bytes", bytes_text, csv=())
-    return Table([answer, memory, *(column for column in columns(report) if column.title != "fits")], best)
+    memory = number("capacity", "cost.limit_bytes", bytes_text, csv=(), is_wide=1)
+    ranks, strategy, seq, *rest = (column for column in columns(report) if column.title != "fits")
+    return Table([ranks, strategy, seq, answer, memory, *rest], best)
 
 
 def _compared_answer(reports: Sequence[FitReport]) -> str:
@@ -255,11 +258,12 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
     cheapest = [(row, name) for row, (_, name) in zip(least, pairs, strict=True)]
     if isfinite(cheapest[0][0].epoch_cost):
         known = [(row.cost.time, name) for row, name in cheapest if isfinite(row.epoch_cost)]
-        costs = [f"{name}, {step.money_text(time)}" for time, name in known]
+        costs = [f"{step.money_text(time)} on {name}" for time, name in known]
         first_cost, *later = [time for time, _ in known if time]
         likely = "probably " * any((one.epoch_cost_low or 0) < (first_cost.epoch_cost_high or 0) for one in later)
-        unknown = [name for row, name in cheapest if row.fits and not isfinite(row.epoch_cost)]
-        more = f"; no price or time is known of {listed(unknown, most=3)}" if unknown else ""
+        unknown = {name: row.cost.time for row, name in cheapest if row.fits and not isfinite(row.epoch_cost)}
+        what = " or ".join(sorted({"price" if time else "time" for time in unknown.values()}))
+        more = f"; no {what} is known for {listed(unknown, most=3)}" if unknown else ""
         rest = ((f"; {text}", -n) for n, text in enumerate(costs[1:], 1))
         first_words = "Cost of an epoch: " if unknown else f"Cheapest epoch: {likely}"
         return step.line_of(f"{first_words}{costs[0]}", *rest, more)
@@ -268,9 +272,10 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
         for row, name in pairs:
             names[row.answer].append(f"{count_text(row.ranks)} x {name}" if first.batch_total else name)
         some = ((fits_word(answer), gpus) for answer, gpus in names.items() if gpus)
-        return step.line_of(
-            f"Batch {count_text(batch)} ", ", ".join(f"{verb} on {listed(gpus, most=2)}" for verb, gpus in some)
-        )
+        answers = ", ".join(f"{verb} on {listed(gpus, most=2)}" for verb, gpus in some)
+        least = min(row.cost.gpu_bytes for row, _ in pairs)
+        needs = f": it needs {bytes_text(least)}" * (len(names[NO]) == len(pairs))
+        return step.line_of(f"Batch {count_text(batch)} {answers}", (needs, 1))
     batches = [f"{count_text(row.batch) if row.fits else 'none'} on {name}" for row, name in pairs]
     return step.line_of(f"Largest batch: {listed(batches, most=5)}")
 
@@ -293,9 +298,9 @@ def _compared_settings(reports: Sequence[FitReport]) -> str:
 
 
 def _compared_tip(reports: Sequence[FitReport]) -> str:
-    best = next((report for report in reports if report.fits), reports[0])
-    if best.batch_total is not None or not best.gpu:
-        return ""
+    best = next((report for report in reports if report.fits), None)
+    if best is None or best.batch_total is not None or not best.gpu:
+        return "" if best else _tip(max(reports, key=lambda report: report.gpu.memory_bytes if report.gpu else 0))
     return step.next_command(best, "fit", f"see every setting on {best.gpu.name}", gpu=best.gpu.name)
 
 
@@ -314,7 +319,7 @@ VIEW = View(
         settings=_compared_settings,
         tip=_compared_tip,
         notes=_compared_notes,
-        names=5,
+        names=3,
         records=lambda report: Table(columns(report), report.rows),
         shows_records=True,
     ),

@@ -15,7 +15,7 @@ from bertscope.reports.base import UNCOUNTED
 from bertscope.reports.memory import EVALUATING, REDUCE_SCATTER, Memory, MemoryReport, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, StepCost
 from bertscope.settings.checkpointing import NONE, with_checkpointing
-from bertscope.settings.run_config import CPU, CUDA, INFERENCE, TRAINING
+from bertscope.settings.run_config import CPU, CUDA, TRAINING
 from bertscope.units import BF16, FP16, bytes_text, count_text, shape_text
 from bertscope.views import step
 from bertscope.views.columns import Column, attribute, csv_only, in_phase, listed, number, reader, shown_columns, values
@@ -297,7 +297,7 @@ def variants_table(report: MemoryReport, *, is_verbose: bool = True) -> Table:
         first = f"{first} ({obtained[0]})"
     else:
         names = [f"{name} ({how})" for name, how in zip(names, obtained, strict=True)]
-    left_out = {"peak in", *["saved for backward"] * (report.run.mode == INFERENCE)}  # notes have the place
+    left_out = {"peak in", *["saved for backward"] * report.run.is_eval}  # notes have the place
     peaks = [memory.peak for _, memory in _known(report)]
     parts = [part for part in PARTS if any(getattr(peak.parts, part) for peak in peaks)]
     small = 0 if is_verbose else _SMALL

@@ -19,7 +19,7 @@ from bertscope.views.console import Target, command_text
 from bertscope.views.timeline import timeline
 from bertscope.views.views import Heading, Table, View
 
-_ROWS, _PATH = 8, 44  # without -v: lines that hold memory at the peak, characters of a module's path
+_ROWS, _PATH = 8, 33  # without -v: lines that hold memory at the peak, characters of a module's path
 
 
 def _answer(report: RunReport) -> str:
@@ -61,7 +61,8 @@ def _tip(report: RunReport) -> str:
     code = f"bertscope.run({report.script!r}" + f", args={[*report.arguments]}" * bool(report.arguments)
     if report.failure:
         changes = dict.fromkeys(("gpu", "budget", "margin", "context"))
-        return f"see how much the script needs\n  {command_text('run', changes, {}, f'{code})')}"
+        why = "use smaller batches or checkpointing, and see how much the script needs"
+        return f"{why}\n  {command_text('run', changes, {}, f'{code})')}"
     if report.budget_bytes is None:
         command = command_text("run", {"gpu": COMMON}, {}, f"{code}, gpu={COMMON!r})")
         return f"see whether it fits on a GPU\n  {command}"
@@ -102,7 +103,7 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
     held = [
         attribute("at the peak: line", "line", missing="-"),
         attribute("module", "path", text=module, missing="-"),
-        attribute("part", "part", text=partial(_part, report), is_wide=not report.failure),
+        attribute("part", "part", text=partial(_part, report), is_wide=True),
         number("blocks", "blocks", detail=True),
         number("bytes", "held_bytes", bytes_text),
     ]

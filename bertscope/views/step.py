@@ -45,7 +45,9 @@ def money_text(time: StepTime | None) -> str:
     """Return what an epoch costs: `1.9 to 4 USD`."""
     if time is None or time.epoch_cost_low is None or time.epoch_cost_high is None:
         return ""
-    return f"{_digits(time.epoch_cost_low, time.epoch_cost_high)} {time.currency}".rstrip()
+    is_tiny = time.epoch_cost_high < 0.01
+    text = "under 0.01" if is_tiny else _digits(time.epoch_cost_low, time.epoch_cost_high)
+    return f"{text} {time.currency}".rstrip()
 
 
 def span_text(span: ByteRange) -> str:
@@ -235,9 +237,12 @@ def micro_batches(report: Any, batch: int, **changes: Any) -> str:
 
 
 def smaller_evaluation(report: Any, name: str, cost: StepCost | None, **changes: Any) -> str:
-    """Return the next step where an evaluation in larger batches than training has the peak; else nothing."""
+    """Return the next step where an evaluation with kept logits or larger batches has the peak; else nothing."""
     if cost is None or not in_evaluation(cost):
         return ""
+    if cost.peak.operator == "cat" and report.run.eval_samples:
+        why = "keep no logits on the GPU: move them to the CPU"
+        return next_command(report, name, why, eval_samples=None, **changes)
     smaller = max(report.run.batch, min(8, report.run.eval_batch // 2))
     if report.run.eval_batch <= smaller:
         return ""

@@ -23,6 +23,16 @@ _GREY = "#9aa0a6"  # of parts that an estimate does not have
 # Settings that other words tell.
 _SAID = {"batch", "seq", "precision", "optimizer", "checkpointing", "device", "sdpa_kernel"}
 _EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_PHASES = {"forward": "in a forward pass", "backward": "in a backward pass", "optimizer": "in the optimizer step",
+           "load": "while the model is loaded", "evaluation": "in the evaluation"}  # fmt: skip
+# What does not fit and its remedy, where a smaller batch in training is none.
+_OTHER_REMEDIES = {
+    "optimizer": ("optimizer step", "A smaller batch helps little here: use an 8-bit optimizer or LoRA adapters."),
+    "load": ("model", "Load it in 16 bits or quantized, or onto several GPUs."),
+    "evaluation": ("evaluation", "Evaluate smaller batches under torch.no_grad(), and move logits to the CPU (Trainer: "
+                   "eval_accumulation_steps=1)."),
+}  # fmt: skip
+_CHANGES = "Use a GPU with more memory, LoRA adapters, an 8-bit optimizer or 16 bits."
 
 
 def finding_text(report: WhyReport, finding: WhyFinding) -> tuple[str, str]:
@@ -152,21 +162,25 @@ def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, s
         case "why_full":
             outside = report.outside_bytes or 0
             cuda = f", CUDA {bytes_text(outside)}" if outside > 0.1 * finding.values["size_total"] else ""
-            cause = f"The step is too large: its tensors hold {v.share}{cuda}."
             fix = f"{v.lower} ('{named('bertscope fit')}' finds the largest), or use checkpointing or 16 bits."
+            what, fix = _OTHER_REMEDIES.get(report.phase, ("step", fix))
+            cause = f"The {what} is too large: its tensors hold {v.share}{cuda}."
         case "why_more":
-            return f"These settings need {v.size_needed} of tensors, but {v.size_held} was allocated.", v.compare
+            when = f" {_PHASES[report.phase]}" if report.phase in _PHASES else ""
+            return f"These settings need {v.size_needed} of tensors{when}, but {v.size_held} was allocated.", v.compare
         case "why_beyond":
             whose = v.part[:1].upper() + v.part[1:]
             return f"{whose} hold {v.size}; these settings need {v.size_estimated}.", "The lines below allocated them."
         case "why_fits":
             largest = [f"{batch:,}{' fits' * (not number)}{_with(name)}" if batch else f"no batch fits{_with(name)}"
                        for number, (name, batch) in enumerate(finding.values["batches"].items())]  # fmt: skip
-            most = ", or ".join(largest)
-            cause, fix = f"Batch {v.asked} should fit: the estimate is {v.share}.", v.compare
+            most = ", or ".join(largest) if any(finding.values["batches"].values()) else "no batch fits"
+            cause = f"Batch {v.asked} should fit: the estimate is {v.share}."
+            fix = v.compare if finding is report.findings[0] else ""
             if finding.frees_bytes:
                 cause = f"Batch {v.asked} needs {v.share}; {most}."
                 fix = f"Train with a batch that fits, and accumulate gradients to an effective batch of {v.asked}."
+                fix = fix if most != "no batch fits" else _OTHER_REMEDIES.get(report.phase, ("", _CHANGES))[1]
         case _:
             raise KeyError(finding.key)
     return cause, fix
@@ -185,10 +199,8 @@ def _answer(report: WhyReport) -> str:
 
 
 def _settings(report: WhyReport) -> str:
-    phases = {"forward": "in a forward pass", "backward": "in a backward pass", "optimizer": "in the optimizer step"}
-    phases["load"] = "while the model is loaded"
     line = f"at {report.line.removesuffix(' (<module>)')}" if report.line else ""
-    when = f"{phases.get(report.phase, '')} {line}".strip()
+    when = f"{_PHASES.get(report.phase, '')} {line}".strip()
     held = bytes_text(report.allocated_bytes)
     moment = f"{held} is allocated at the end of the recording"
     if report.moment == OOM:
@@ -256,6 +268,9 @@ def _tip(report: WhyReport) -> str:
     run = report.run
     if run is not None and report.subject is not None and key == "why_fits" and report.total_bytes:
         limit = {} if report.gpu else {"device": run.device, "budget": report.total_bytes >> 20 << 20}
+        if report.phase == "evaluation":
+            why = "see what an evaluation without logits on the GPU needs"
+            return next_command(report, "estimate", why, eval_samples=None, **limit)
         settings = {"batch": run.batch, "seq": run.seq, "checkpointing": None, **limit}
         return next_command(report, "plan", "find the cheapest checkpointing", **settings)
     if report.source != MESSAGE or key not in _COMPARED:
@@ -265,8 +280,9 @@ def _tip(report: WhyReport) -> str:
         command = command_text("why", changes, {}, "bertscope.why('snapshot.pickle', model)")
         return f"record a memory snapshot (help of '{named('bertscope why')}')\n  {command}"
     changes = {"file": "oom.log"} if report.name == TEXT else {}
-    python = f"bertscope.why({report.name!r}, model, batch=N, seq=N)"
-    command = command_text("why", {**changes, "model": "MODEL", "batch": "N", "seq": "N"}, {}, python)
+    names = ["batch", "seq", *["eval_batch", "eval_samples"] * (report.phase == "evaluation")]
+    python = f"bertscope.why({report.name!r}, model, {', '.join(f'{name}=N' for name in names)})"
+    command = command_text("why", {**changes, "model": "MODEL", **dict.fromkeys(names, "N")}, {}, python)
     return f"compare it with an estimate\n  {command}"
 
 

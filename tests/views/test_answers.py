@@ -121,7 +121,7 @@ PRICED = "fit bert-tiny --gpu t4,a10g --seq 64 --precision autocast-fp16 --check
     [
         ("estimate bert-tiny", " on a CPU in the optimizer step."),
         ("fit bert-tiny --budget 1GiB --seq 64 --precision fp32", "CPU (--device cuda for a GPU)"),
-        ("fit bert-tiny --budget 1GiB --seq 64 --precision fp32 --checkpointing full", "1,008 (exactly 1,014)"),
+        ("fit bert-tiny --budget 1GiB --seq 64 --precision fp32 --checkpointing full", "1,008 (unrounded 1,014)"),
         ("fit bert-tiny --gpu t4 --seq 64 --precision fp32 --checkpointing full", "t4 (14.56 GiB): "),
         ("estimate bert-tiny --gpu t4 --batch 9999", "more than its 14.56 GiB"),
         ("fit bert-tiny --gpu t4 --batch 9999 --precision fp32", "more than the 14.56 GiB on t4"),
@@ -130,7 +130,7 @@ PRICED = "fit bert-tiny --gpu t4,a10g --seq 64 --precision autocast-fp16 --check
             f"{PRICED} --price t4=1,a10g=1 --sequences 9999",
             "bert-tiny: BertModel (no head), batch 4,096, seq 64, autocast-fp16",
         ),
-        (f"{PRICED} --price t4=1,a10g=1 --sequences 9999", "; no price or time is known of a10g."),
+        (f"{PRICED} --price t4=1,a10g=1 --sequences 9999", "; no time is known for a10g."),
         (
             "fit bert-tiny --gpu t4,l4 --seq 512 --precision autocast-fp16 --checkpointing none --price t4=1,l4=1 "
             "--sequences 99999",

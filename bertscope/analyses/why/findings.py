@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from bertscope.analyses.why.history import (
     ATTENTION_SCORES,
     BUCKETS,
     COPIED,
+    EVALUATION,
     FOREACH,
     KEY_VALUES,
     LOGITS,
@@ -353,7 +355,9 @@ def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
             first_frame = max(text.rfind("Traceback (most recent call last)", 0, start), 0)
             frames = reversed(_FRAME.findall(text, first_frame, start))
             named = [{"filename": file, "line": int(line), "name": name.rstrip(",")} for file, line, name in frames]
-            return numbers, stack_kind(named)
+            kind = stack_kind(named)
+            is_evaluation = EVALUATION in kind.marks and kind.phase in (USER, FORWARD)
+            return numbers, replace(kind, phase=EVALUATION) if is_evaluation else kind
     raise SourceError(
         "no out-of-memory message of torch with its numbers ('Tried to allocate ...'), and no memory snapshot; give "
         "the complete message, or what torch.cuda.memory._dump_snapshot wrote",
