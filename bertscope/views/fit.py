@@ -273,8 +273,7 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
             names[row.answer].append(f"{count_text(row.ranks)} x {name}" if first.batch_total else name)
         some = ((fits_word(answer), gpus) for answer, gpus in names.items() if gpus)
         answers = ", ".join(f"{verb} on {listed(gpus, most=2)}" for verb, gpus in some)
-        least = min(row.cost.gpu_bytes for row, _ in pairs)
-        needs = f": it needs {bytes_text(least)}" * (len(names[NO]) == len(pairs))
+        needs = f": it needs {bytes_text(min(row.cost.gpu_bytes for row, _ in pairs))}" * (len(names[NO]) == len(pairs))
         return step.line_of(f"Batch {count_text(batch)} {answers}", (needs, 1))
     batches = [f"{count_text(row.batch) if row.fits else 'none'} on {name}" for row, name in pairs]
     return step.line_of(f"Largest batch: {listed(batches, most=5)}")
