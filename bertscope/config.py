@@ -20,6 +20,7 @@ from bertscope.units import PRECISIONS, QUANTIZED, decimal
 # Larger than in any BERT; a product of two such sizes still fits torch's 64-bit integers.
 MAX_DIMENSION = 2**24
 MAX_LAYERS = 10_000
+MAX_TRACED_LAYERS = 1_000  # a step's trace has the events of every layer: 3 s of CPU time for these
 MAX_BUILT_LAYERS = 256  # those of a model that is built from real modules, also on the meta device
 MAX_LABELS = 100_000
 
@@ -290,6 +291,16 @@ def check_built(layers: int) -> None:
         raise ConfigError(
             f"this builds every layer, and {layers:,} are more than {MAX_BUILT_LAYERS}; count, tree, print, diagram, "
             "flops, explain, diff and estimates take equal layers from a few; lower num_hidden_layers for others",
+            field="num_hidden_layers",
+        )
+
+
+def check_traced(layers: int) -> None:
+    """Raise ConfigError for more layers than the trace of a step repeats."""
+    if layers > MAX_TRACED_LAYERS:
+        raise ConfigError(
+            f"a step is estimated with at most {MAX_TRACED_LAYERS:,} layers, and this model has {layers:,}; lower "
+            "num_hidden_layers (count, tree and flops take more layers)",
             field="num_hidden_layers",
         )
 

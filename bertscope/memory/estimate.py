@@ -14,6 +14,7 @@ from inspect import signature
 from typing import Any
 from unittest.mock import patch
 
+from bertscope.config import check_traced
 from bertscope.errors import BertscopeError, BertscopeWarning, SelectionError, UnknownValueError, name_of, one_line
 from bertscope.memory.derived_traces import in_loop, same_events, with_copies
 from bertscope.memory.fake_run import fake_run
@@ -62,6 +63,7 @@ class MemoryTraces:
     """Traces one source on fake tensors; it caches runs, and what was verified for each kind of run."""
 
     def __init__(self, source: ModelSource) -> None:
+        check_traced(source.layers)
         self.source = source
         self.verified: dict[RunConfig, bool] = {}
         self.freed = lru_cache(maxsize=_KEPT_RUNS)(self._freed)  # whatever the loop of the run is

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from bertscope.config import ALL_LINEAR, Lora
-from bertscope.errors import BertscopeError, BertscopeWarning, SourceError, name_of
+from bertscope.errors import BertscopeError, BertscopeWarning, SourceError, name_of, one_line
 from bertscope.files import Entry, read_json, read_mapping, read_text, readable
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
@@ -261,13 +261,15 @@ def read_plan(path: str | os.PathLike[str]) -> PlanReport:
     with readable(path):
         if not file.exists():
             raise SourceError(f"{file} does not exist; {_WANTED_PLAN}")
+    text = read_text(file)
     try:
-        report = from_json(read_text(file))
+        report = from_json(text)
         if not isinstance(report, PlanReport) or not report.rows:
-            raise SourceError(f"{file} is no plan; {_WANTED_PLAN}")
+            raise SourceError("it has no rows of a plan")
         Checkpointing.parse(report.rows[0].checkpointing)
     except BertscopeError as error:
-        raise error.at(f"{file}") from None
+        reason = one_line(str(error), limit=160).partition("; ")[0]
+        raise SourceError(f"{file} is no plan ({reason}); {_WANTED_PLAN}") from None
     if not report.fits:
         raise SourceError(f"{file}: no plan in it fits; {_WANTED_PLAN}")
     return report
