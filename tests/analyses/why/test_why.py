@@ -253,3 +253,27 @@ def test_an_allocation_beyond_the_estimate_of_the_step_asks_for_the_settings_fir
     needed = sum(part.estimated_bytes or 0 for part in report.parts)
     assert first == f"These settings need {bytes_text(needed)} of tensors, but 14.06 GiB was allocated."
     assert fix.startswith("Fix: Are batch, seq, precision and architecture those of the run?")
+
+
+FULL = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of 39.39 GiB "
+    "of which 44.56 MiB is free. Process 7 has 39.34 GiB memory in use. Of the allocated memory 38.41 GiB is allocated "
+    "by PyTorch, and 6.51 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "what", "remedy"),
+    [
+        ("/lib/python3.12/site-packages/torch/optim/adamw.py", "_init_group", "optimizer step", "LoRA"),
+        ("/lib/python3.12/site-packages/transformers/trainer.py", "evaluation_loop", "evaluation", "logits"),
+        ("/lib/python3.12/site-packages/torch/nn/modules/module.py", "_apply", "model", "16 bits"),
+        ("/lib/python3.12/site-packages/torch/nn/modules/linear.py", "forward", "step", "batch size"),
+    ],
+)
+def test_the_remedy_for_a_full_gpu_is_one_that_helps_where_it_failed(file, function, what, remedy):
+    lines = ("Traceback (most recent call last):", '  File "train.py", line 9, in <module>',
+             f'  File "{file}", line 1, in {function}', FULL)  # fmt: skip
+    cause, fix = str(bertscope.why("\n".join(lines))).splitlines()[:2]
+    assert cause == f"The {what} is too large: its tensors hold 38.41 of 39.39 GiB."
+    assert remedy in fix
