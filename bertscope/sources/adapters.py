@@ -96,9 +96,10 @@ def read_adapter(
             raise entry.error(
                 f"{key[:60]} is not supported here; got {_shown(entry)}; remove it, or set it to null", key
             )
-        if isinstance(entry.value, str) and key == "target_modules" and entry.value != ALL_LINEAR:
+        is_text = key == "target_modules" and isinstance(entry.value, str) and entry.value != ALL_LINEAR
+        if is_text and not re.fullmatch(r"\w+(\.\w+)+", entry.value):  # a path is a regular expression of one layer
             raise entry.error(
-                f"target_modules must be {ALL_LINEAR} or a list of names; a regular expression is not run; got "
+                f"target_modules must be {ALL_LINEAR}, a path or a list of names; a regular expression is not run; got "
                 f"{_shown(entry)}"
             )
     values = entries.plain()

@@ -110,7 +110,8 @@ OF_PEFT = {
     "adalora": ({"peft_type": "ADALORA", "total_step": 10, "target_modules": ["query"]}, "lora_E"),
     "prefix": ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 3}, "prompt_encoder"),
     "prompt": ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 3}, "prompt_encoder"),
-    "tokens": ({"peft_type": "TRAINABLE_TOKENS", "token_indices": [1, 2], "target_modules": ["word_embeddings"]},
+    "tokens": ({"peft_type": "TRAINABLE_TOKENS", "token_indices": [1, 2],
+                "target_modules": "bert.embeddings.word_embeddings"},
                "trainable_tokens_delta"),
 }  # fmt: skip
 
