@@ -69,6 +69,14 @@ def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callab
         yield
 
 
+def _linear(layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    """Run nn.Linear; a bias of inputs that are not contiguous is added in place, as torch does without a mode."""
+    if layer.bias is None or input.dim() < 3 or input.is_contiguous():
+        return nn.functional.linear(input, layer.weight, layer.bias)
+    out = nn.functional.linear(input, layer.weight)
+    return out.add_(layer.bias.to(out.dtype))
+
+
 @contextmanager
 def _entered_again(module: nn.Module, enter: Callable[..., None], leave: Callable[..., Any]) -> Iterator[None]:
     """Call `enter` and `leave` around the repetition of a forward pass, which is no call of `module`."""
@@ -189,6 +197,7 @@ class Recorder(DispatchMode):
             if self.device.has_memory:
                 stack.enter_context(watched_resizes(self._resized))
                 stack.enter_context(patch.object(torch, "get_rng_state", self._random_state(torch.get_rng_state)))
+                stack.enter_context(patch.object(nn.Linear, "forward", _linear))
                 self._watch_phases(stack)
             yield
 

@@ -92,6 +92,14 @@ def plain():
 
 
 @program
+def linear_of_a_transposed_batch():
+    model = nn.Linear(64, 1024).to(device())
+    optimizer = torch.optim.SGD(model.parameters())
+    for x in torch.randn(3, 32, 24, 64):
+        update(optimizer, model(moved(x).transpose(0, 1)).sum())
+
+
+@program
 def recomputed():
     model = Net(recomputes=False).to(device())
     train(model, torch.optim.AdamW(model.parameters()), batches(3))
