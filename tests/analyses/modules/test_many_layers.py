@@ -111,8 +111,8 @@ def test_a_question_that_needs_every_layer_is_refused_with_what_to_do(make):
 
 
 def test_a_step_with_more_layers_than_a_trace_repeats_is_refused():
-    with pytest.raises(ConfigError, match="at most 1,000 layers, and this model has 1,001"):
-        bertscope.estimate(config(1_001), batch=1, seq=8)
+    with pytest.raises(ConfigError, match="at most 500 layers, and this model has 501"):
+        bertscope.estimate(config(501), batch=1, seq=8)
 
 
 def test_layers_that_a_pattern_makes_differ_are_refused(cli, tmp_path):
