@@ -137,7 +137,7 @@ def counts(
     root = read(model, shapes, ((), ()))
     equal = fold(root)
     sums_of_all = totals(root, dtype)
-    rows = _Rows(sums_of_all.distinct_params, dtype)
+    rows = _Rows(sums_of_all.layer_params, dtype)
     make = {"group": rows.by_group, "layer": rows.by_layer, "module": rows.by_module, "parameter": rows.by_parameter}
     of_equal = {by: make[by](equal) for by in {"group", "layer", *tables} - {"parameter"}}
     sums = tuple(written_sums(of_equal["group"], of_equal["layer"]))
@@ -154,15 +154,14 @@ def counts(
 
 
 def _sums(params: Sequence[Held], copies: int, total: int) -> dict[str, Any]:
-    """Return a row's sums; its share is of the unique parameters, which a tied tensor adds to once."""
-    each, distinct = sum(held.layer_numel for held in params), copies * sum(held.distinct_numel for held in params)
+    each = sum(held.layer_numel for held in params)
     return {
         "copies": copies,
         "each_params": each,
         "params": each * copies,
-        "distinct_params": distinct,
+        "distinct_params": copies * sum(held.distinct_numel for held in params),
         "trainable_params": copies * sum(held.layer_numel for held in params if held.trainable),
-        "share": distinct / total if total else 0.0,
+        "share": each * copies / total if total else 0.0,
     }
 
 
@@ -295,7 +294,7 @@ def tree(
                     inputs=node.note[0],
                     outputs=node.note[1],
                     bytes=copies * sum(round(held.layer_numel * held.itemsize) for held in node.params),
-                    **_sums(node.params, copies, sums.distinct_params),
+                    **_sums(node.params, copies, sums.layer_params),
                 )
             )
     return TreeReport(

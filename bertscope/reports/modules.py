@@ -39,7 +39,7 @@ class ParamsRow(NodeRow):
     distinct_params: int
     trainable_params: int
     bytes: int = 0
-    share: float  # of the unique parameters
+    share: float  # of the sum over layers, with tied tensors at each use
     inputs: tuple[TensorShape, ...] = ()  # of one copy, with --shapes
     outputs: tuple[TensorShape, ...] = ()
 
