@@ -20,7 +20,7 @@ from bertscope.units import PRECISIONS, QUANTIZED, decimal
 # Larger than in any BERT; a product of two such sizes still fits torch's 64-bit integers.
 MAX_DIMENSION = 2**24
 MAX_LAYERS = 10_000
-MAX_TRACED_LAYERS = 500  # a trace has the events of every layer: fit takes 9 s of CPU time and 0.9 GiB for these
+MAX_TRACED_LAYERS = 400  # a trace has the events of every layer: fit takes 10 s of CPU time and 1.1 GiB for 500
 MAX_BUILT_LAYERS = 256  # those of a model that is built from real modules, also on the meta device
 MAX_LABELS = 100_000
 
