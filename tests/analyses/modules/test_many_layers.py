@@ -11,7 +11,7 @@ from torch import nn
 import bertscope
 from bertscope.analyses import check as checks
 from bertscope.analyses.params import counts, tree
-from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, MAX_LAYERS
+from bertscope.config import ARCHITECTURES, MAX_BUILT_LAYERS, MAX_LAYERS, MAX_TRACED_LAYERS
 from bertscope.errors import BertscopeError, ConfigError
 from bertscope.model import BertModel, encoder
 from bertscope.sources.find import source_of
@@ -111,8 +111,8 @@ def test_a_question_that_needs_every_layer_is_refused_with_what_to_do(make):
 
 
 def test_a_step_with_more_layers_than_a_trace_repeats_is_refused():
-    with pytest.raises(ConfigError, match="at most 500 layers, and this model has 501"):
-        bertscope.estimate(config(501), batch=1, seq=8)
+    with pytest.raises(ConfigError, match="at most 400 layers, and this model has 401"):
+        bertscope.estimate(config(MAX_TRACED_LAYERS + 1), batch=1, seq=8)
 
 
 def test_layers_that_a_pattern_makes_differ_are_refused(cli, tmp_path):
