@@ -18,6 +18,7 @@ from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, OPTIMIZER
 from bertscope.torch_access import (
     DispatchMode,
     autograd_node,
+    close_library,
     fake_device,
     has_kernel,
     in_backward,
@@ -37,7 +38,7 @@ from bertscope.tracing.log import Call, ModuleRun, Position, RunLog, SeenTensor,
 
 _LABEL = "bertscope_module"
 SETUP, BETWEEN = "setup", "between"  # phases besides those of a step
-_ADD = torch.ops.aten.add.Tensor
+_ADD, _LINEAR = torch.ops.aten.add.Tensor, torch.ops.aten.linear.default
 _MOST_WAITED = 8  # steps of other optimizers, such as the critic's between two of a generator
 
 
@@ -69,12 +70,11 @@ def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callab
         yield
 
 
-def _linear(layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    """Run nn.Linear; a bias of inputs that are not contiguous is added in place, as torch does without a mode."""
-    if layer.bias is None or input.dim() < 3 or input.is_contiguous():
-        return nn.functional.linear(input, layer.weight, layer.bias)
-    out = nn.functional.linear(input, layer.weight)
-    return out.add_(layer.bias.to(out.dtype))
+def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    """Compute aten::linear; a bias of inputs that are not contiguous is added in place, as torch does without a mode."""
+    if bias is None or input.dim() < 3 or input.is_contiguous():
+        return _LINEAR.decompose(input, weight, bias)
+    return torch.matmul(input, weight.t()).add_(bias)
 
 
 @contextmanager
@@ -197,7 +197,10 @@ class Recorder(DispatchMode):
             if self.device.has_memory:
                 stack.enter_context(watched_resizes(self._resized))
                 stack.enter_context(patch.object(torch, "get_rng_state", self._random_state(torch.get_rng_state)))
-                stack.enter_context(patch.object(nn.Linear, "forward", _linear))
+                library = torch.library.Library("aten", "IMPL")
+                stack.callback(close_library, library)
+                for key in ("CPU", "CUDA", "Meta"):
+                    library.impl(_LINEAR, _linear, f"Autograd{key}")
                 self._watch_phases(stack)
             yield
 
@@ -381,7 +384,7 @@ class Recorder(DispatchMode):
         device = self.device
         if _is_composite(operator):  # as it is below autograd, in the dispatch of a subclass such as DTensor
             with self:
-                return operator.decompose(*args, **kwargs)
+                return (_linear if operator is _LINEAR else operator.decompose)(*args, **kwargs)
         summed = storage_key(args[0]) if self._sums_in_place(operator, args) else None
         if self.phase == OPTIMIZER:
             self.owner = self._owner(args[0], self.owner) if args and isinstance(args[0], torch.Tensor) else ""

@@ -100,6 +100,19 @@ def linear_of_a_transposed_batch():
 
 
 @program
+def attention_over_and_recurrence_of_a_transposed_batch():
+    attention = nn.MultiheadAttention(64, 4, batch_first=True).to(device())
+    memory = nn.LSTM(64, 64, batch_first=True).to(device())
+    optimizer = torch.optim.SGD(attention.parameters())
+    for x in torch.randn(3, 32, 24, 64):
+        given = moved(x)
+        update(optimizer, attention(given, given, given, need_weights=False)[0].sum())
+    for modes in (torch.no_grad, torch.inference_mode):
+        with modes(), torch.backends.mkldnn.flags(enabled=False):
+            memory(moved(torch.randn(256, 24, 64)))
+
+
+@program
 def recomputed():
     model = Net(recomputes=False).to(device())
     train(model, torch.optim.AdamW(model.parameters()), batches(3))
