@@ -71,7 +71,7 @@ def hooks(scope: nn.Module, path: str, enter: Callable[..., None], leave: Callab
 
 
 def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    """Compute aten::linear; a bias of inputs that are not contiguous is added in place, as torch does without a mode."""
+    """Compute aten::linear; the bias of inputs that are not contiguous is added in place, as without a mode."""
     if bias is None or input.dim() < 3 or input.is_contiguous():
         return _LINEAR.decompose(input, weight, bias)
     return torch.matmul(input, weight.t()).add_(bias)
