@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from bertscope.processes.child import _paths
+from bertscope.processes.child import _paths, die_with_parent
 from tests.loaded_python import number, request
 
 _CLIENT = Path(__file__).with_name("loaded_python.py")
@@ -56,7 +56,10 @@ class ForkedChild:
         if self.returncode is None:
             if timeout is not None and not select.select([self._server], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("child", timeout)
-            self.returncode = os.waitstatus_to_exitcode(number(self._server))
+            try:
+                self.returncode = os.waitstatus_to_exitcode(number(self._server))
+            except EOFError:  # the child has killed its watcher, and has died with it
+                self.returncode = -signal.SIGKILL
             self._server.close()
         return self.returncode
 
@@ -151,9 +154,10 @@ def _watch(client: socket.socket) -> None:
     size, files, _, _ = socket.recv_fds(client, 4, 3)
     with client.makefile("rb") as stream:
         settings = json.loads(stream.read(struct.unpack("i", size)[0]))
-    pid = os.fork()
+    watcher, pid = os.getpid(), os.fork()
     if not pid:
         client.close()
+        die_with_parent(watcher)
         _run(settings, files)
     for descriptor in files:
         os.close(descriptor)
