@@ -249,6 +249,19 @@ def test_the_repetition_keeps_the_same_calls():
     assert answers == [["MUST_SAVE", "PREFER_RECOMPUTE", "MUST_SAVE"]] * 2
 
 
+@pytest.mark.skipif(hasattr(torch.ops.bitsandbytes, "gemm_4bit"), reason="bitsandbytes has the operator already")
+def test_a_4_bit_product_with_a_bias_is_saved_as_addmm():
+    """bitsandbytes gives the bias by name, and torch's dispatcher passes it on by position."""
+    library, runs = torch.library.Library("bitsandbytes", "FRAGMENT"), []
+    library.define("gemm_4bit(Tensor x, Tensor b, int[] s, Tensor a, int n, str kind, Tensor? bias=None) -> Tensor")
+    library.impl("gemm_4bit", lambda x, *_: runs.append(1) or x.clone(), "CompositeExplicitAutograd")
+    layer, x = nn.Linear(4, 4), torch.ones(2, 4)
+    layer.forward = lambda x: layer.weight[0] * torch.ops.bitsandbytes.gemm_4bit(x, x, [4], x, 64, "nf4", bias=x)
+    save_operators(nn.Sequential(layer), {"0": {"addmm.0"}})
+    layer(x).sum().backward()
+    assert len(runs) == 1
+
+
 def test_an_example_by_hand():
     """One block of 8 x 32 on 12 tokens: up leaves 12 x 32 and GELU as much; kept up is 12 x 32 x 4 = 1536 bytes."""
     sizes = []
