@@ -117,6 +117,23 @@ def test_links_pipes_and_loops_with_an_expectation_files_name_are_one_line_each(
     result = cli("check", tmp_path)
     assert (result.code, result.err.count("\n")) == (2, 4)
     assert result.err.count("error: ") == 4
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    for words in (["check", tmp_path / "loop.py"], ["count", f"{tmp_path / 'loop.py'}:build"]):
+        result = cli(*words)
+        errors = [line for line in result.err.splitlines() if not line.startswith("note: ")]
+        assert (result.code, result.out, len(errors)) == (2, "", 1)
+
+
+def test_a_place_that_may_not_be_searched_is_one_line(cli, tmp_path, monkeypatch):
+    def is_file(path):
+        if path.name.endswith("b.py"):  # as without the right to search a folder above it
+            raise PermissionError(13, "Permission denied", str(path))
+        return os.path.isfile(path)
+
+    monkeypatch.setattr("pathlib.Path.is_file", is_file)
+    result = cli("run", tmp_path / "a\nb.py")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "b.py: Permission denied; check its permissions" in result.err
 
 
 # ---- text that is shown ----

@@ -217,7 +217,7 @@ class Witness:
 def _shown(path: Path | None) -> str:
     """Return a path below the working directory relative to it, as editors and CI expect, and any other as it is."""
     try:
-        return str(path.resolve().relative_to(Path.cwd())) if path else ""
+        return str(Path(os.path.realpath(path)).relative_to(Path.cwd())) if path else ""
     except (ValueError, OSError):
         return str(path)
 

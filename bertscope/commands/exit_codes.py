@@ -62,6 +62,8 @@ def failure(error: BaseException) -> int:
     text = one_line(" ".join(str(error).split()), limit=200)
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return complain(f"{text}; raise the limit (ulimit -n)", 3)
+    if isinstance(error, PermissionError) and isinstance(error.filename, str):  # also of Path.is_file
+        return complain(f"{one_line(error.filename, limit=200)}: {error.strerror}; check its permissions", 2)
     remedy = "run 'bertscope --debug ...' or set BERTSCOPE_DEBUG=1 for the traceback, and report it"
     if isinstance(error, ImportError):
         remedy = f"'bertscope doctor' checks the installation; {remedy}"

@@ -34,7 +34,7 @@ def revision(name: str) -> Iterator[Callable[[str], str]]:
 
     def at_revision(model: str) -> str:
         path, colon, attribute = in_file(model).partition(":")
-        here = Path(path).expanduser().resolve()
+        here = Path(os.path.realpath(os.path.expanduser(path)))
         if not here.is_relative_to(root):
             raise SourceError(f"{model[:100]!r} is no file of the repository in {root}, which --base compares")
         moved = there / here.relative_to(root)

@@ -397,7 +397,7 @@ class FactorySource(ModelSource):
         module_name, _, attribute = self.code.rpartition(":")
         folder = Path.cwd()  # as `python -m` does
         if module_name.endswith(".py"):
-            path = Path(module_name).expanduser().resolve()
+            path = Path(os.path.realpath(os.path.expanduser(module_name)))
             if not path.is_file():
                 raise SourceError(
                     f"no file {module_name[:100]!r}; the part before the colon is a file or an importable name"
