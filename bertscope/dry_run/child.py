@@ -226,6 +226,7 @@ def record(
         is_full = bool(here.recorder.log.refused) and "out of memory" in failure
         if failure and not is_full and here.recorder.updates >= script_run.steps:  # its values may be why
             what = f"the script failed after its last step{f' at {where}' * bool(where)}, what it does then is missing"
+            what += "; for an evaluation after all epochs let it have at most 4" * bool(here.limits.skipped)
             here.device.note(one_line(f"{what}: {failure}", limit=_LONGEST))
             return here.report()
         if failure and not is_full:

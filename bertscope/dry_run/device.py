@@ -19,6 +19,7 @@ from bertscope.memory.kernel_rules import LT_WORKSPACE_BYTES, MANY_THREADS, MATR
 from bertscope.memory.kernels import cuda_scratch, statistics_bytes
 from bertscope.torch_access import (
     active_fake_mode,
+    always,
     fake_tensor_mode,
     operator_name,
     run_kernel,
@@ -33,7 +34,7 @@ from bertscope.tracing.inputs import missing_rule
 from bertscope.tracing.record import Device
 from bertscope.units import bytes_text
 
-# Elements of a tensor whose value is kept: integers, floats made on the GPU, floats from the CPU.
+# Elements of a tensor whose value is kept: integers, floats made on the GPU and masks, other floats from the CPU.
 _MOST_INTEGERS, _MOST_FLOATS, _MOST_COPIED = 2**22, 2**18, 64
 _FILLED = 65_536  # elements: initial values from here on are left out, which nobody reads
 _COMPARED = ("lt", "le", "gt", "ge")
@@ -103,9 +104,7 @@ class FakeGpu(Device):
         self.laid: list[tuple[int, int]] = []  # the event before which each was allocated, and its bytes
         self.stale: dict[int, torch.Tensor] = {}  # values that an operator has overwritten with unknown ones
         self.remarks: dict[str, None] = {}  # on what the numbers leave out
-        self.on_unknown: Callable[[str], None] = lambda what: (
-            None
-        )  # told of a value that is not known, when it is asked for
+        self.on_unknown: Callable[[str], None] = always(None)  # told of an unknown value that the script asks for
 
     def note(self, text: str) -> None:
         """Add a remark on what the numbers leave out."""
@@ -147,7 +146,7 @@ class FakeGpu(Device):
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operator on the GPU; raises NoRule if it is not known."""
         if operator in _COMPARING:
-            known = [self.value(tensor) for tensor in args[:2]]
+            known = list(map(self.value, args[:2]))
             if all(value is not None for value in known):
                 return operator(*known, *args[2:], **kwargs)
             self.on_unknown(operator_name(operator))
@@ -174,10 +173,10 @@ class FakeGpu(Device):
                 return run_kernel(operator, key, args, kwargs)
         try:
             out = self._layout(operator, args, kwargs, known)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, NotImplementedError) as error:
-            if isinstance(error, NoRule) or not lacks_kernel(f"{type(error).__name__}: {error}"):
+        except RuntimeError as error:  # NotImplementedError is one
+            if isinstance(error, (NoRule, torch.OutOfMemoryError)) or not lacks_kernel(
+                f"{type(error).__name__}: {error}"
+            ):
                 raise
             if row_of(operator) is not None:
                 raise NoRule(missing_rule(operator)) from None
@@ -197,11 +196,7 @@ class FakeGpu(Device):
         if operator is _aten._to_sparse.default:  # an index in each dimension, and a value
             self.note("to_sparse: all elements count as nonzero, the upper bound; the result has a strided layout")
             per_element = args[0].dim() * 8 // args[0].itemsize + 1
-            return (
-                torch.empty_like(args[0])
-                .new_empty(args[0].numel() * per_element)
-                .as_strided(args[0].shape, args[0].stride())
-            )
+            return args[0].new_empty(args[0].numel() * per_element).as_strided(args[0].shape, args[0].stride())
         if operator is _aten._ctc_loss.default:
             scores, lengths = args[0], args[3]
             alpha = len(lengths), len(scores), 2 * max(lengths) + 1
@@ -292,7 +287,7 @@ class FakeGpu(Device):
             vars(args[0])[_GUESSED] = True  # no more than all elements are true
             return operator(torch.ones((), dtype=torch.bool).expand(args[0].shape), *args[1:], **kwargs)
         if is_known and operator is _aten._to_copy.default:
-            most = _MOST_FLOATS if isinstance(args[0], self.fake) else _MOST_COPIED
+            most = _MOST_FLOATS if isinstance(args[0], self.fake) or _is_float_mask(args[0]) else _MOST_COPIED
             is_known = values[0] is not None and _is_kept(values[0], most)
         if is_known and not leaves and name in _SIZED:
             is_known = isinstance(args[0], (list, tuple)) and torch.Size(args[0]).numel() <= _MOST_INTEGERS
@@ -384,6 +379,12 @@ _VALUE, _GUESSED = "_bertscope_value", "_bertscope_guessed"  # which of them fol
 
 def _is_kept(value: torch.Tensor, most_floats: int = _MOST_FLOATS) -> bool:
     return value.numel() <= (most_floats if value.dtype.is_floating_point else _MOST_INTEGERS)
+
+
+def _is_float_mask(value: torch.Tensor) -> bool:
+    is_plain = type(value) is torch.Tensor and value.device == _CPU and value.layout == torch.strided
+    is_plain = is_plain and value.is_floating_point() and value.itemsize > 1 and 0 < value.numel() <= _MOST_FLOATS
+    return is_plain and bool(((value == value.min()) | (value == value.max())).all())
 
 
 def _of_finite(name: str, args: Any) -> bool | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from bertscope.torch_access import nn, torch
 from bertscope.torch_access.fake_gpu import Put
@@ -15,6 +16,7 @@ from bertscope.tracing.record import Recorder, is_training
 # next two show what each adds, and the last one what follows the loop.
 MOST_BATCHES, FEW_BATCHES = 50, 4
 _MORE_STEPS = 3  # after the last one: a loader may have handed out batches before
+_MOST_EPOCHS = 1000  # without batches, on the way to an evaluation after them
 
 
 class Stop(BaseException):
@@ -42,7 +44,8 @@ class Limits:
         self.calls: list[int] = []  # of models that evaluate: the event before each
         self.trained = self.evaluated = 0  # calls of models by the script itself
         self.evaluated_then: int | None = None  # when the last step ended
-        self.has_loader = False  # that trains
+        self.loaders: WeakSet[Any] = WeakSet()  # that train
+        self.skipped = 0  # passes over them
         recorder.on_root.append(self._called)
         recorder.on_update.append(self._updated)
 
@@ -57,14 +60,14 @@ class Limits:
         iterate, limits = loader.__iter__, self
 
         def batches(loader_itself: Any) -> Iterator[Any]:
-            return limits._batches(loader_itself, iterate(loader_itself))
+            return iter(()) if limits._skips(loader_itself) else limits._batches(loader_itself, iterate(loader_itself))
 
         put(loader, __iter__=batches)
 
     def _called(self, model: nn.Module) -> None:
         now = len(self.recorder.log.events)
         if is_training(model):
-            if self.recorder.updates >= self.steps and (self.has_evaluated or not self.has_loader):
+            if self.recorder.updates >= self.steps and (self.has_evaluated or not self.loaders):
                 self.stop()  # the evaluation after the last step is over
             self.trained += 1
             for evaluated in self.evaluations:
@@ -78,8 +81,17 @@ class Limits:
             return
         if updates == self.steps:
             self.evaluated_then = self.evaluated
-        if self.has_evaluated or updates >= self.steps + (_MORE_STEPS if self.has_loader else 1):
+        if self.has_evaluated or updates > self.steps + (_MORE_STEPS if self.loaders else 0):
             self.stop()
+
+    def _skips(self, loader: Any) -> bool:
+        """Return True for an epoch after the run's steps, which has no batches, as the script may evaluate later."""
+        if loader not in self.loaders or self.recorder.updates < self.steps + _MORE_STEPS:
+            return False
+        self.skipped += 1
+        if self.has_evaluated or self.skipped > _MOST_EPOCHS:
+            self.stop()
+        return True
 
     def _batches(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         recorder, total = self.recorder, 0
@@ -89,7 +101,8 @@ class Limits:
         most = total if 0 < total <= MOST_BATCHES else FEW_BATCHES
         for number, batch in enumerate(batches):
             has_trained = self.trained > begun[1]
-            self.has_loader |= has_trained
+            if has_trained:
+                self.loaders.add(loader)
             if recorder.updates > begun[0] and recorder.updates >= self.steps:
                 return
             if self.evaluated > begun[2] and not has_trained and number >= most:

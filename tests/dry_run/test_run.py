@@ -303,17 +303,35 @@ for number in range(3):
     assert bertscope.run(name).assumed == ("train.py:14 (lt)",)
 
 
-def test_unknown_values_are_finite_and_a_mask_made_on_the_gpu_is_known(script):
+def test_unknown_values_are_finite_and_masks_are_known(script):
     """So the checks of a Trainer, and that of nn.Transformer for a causal mask, are no doubt of the report."""
     code = """
 out = model(torch.randn(4, 256).cuda())
 loss, mask = out.mean(), torch.triu(torch.full((64, 64), float("-inf"), device="cuda"), 1)
 assert not (loss.isnan() or loss.isinf() or out.isnan().any()) and loss.isfinite() and out.isfinite().all()
 assert mask[0].isinf().sum() == 63
+assert len(out.new_ones(4, 32)[torch.eye(4, 32).cuda() > 0]) == 4
 assert not (mask == 0).all() and (mask == torch.full_like(mask, float("-inf")).triu(1)).all()
 step(4)
 """
     assert bertscope.run(script(STEP + code), timeout=300).assumed == ()
+
+
+def test_an_evaluation_after_all_epochs_is_reached(script):
+    report = bertscope.run(script("""
+import torch
+model = torch.nn.Linear(64, 512).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+loader = torch.utils.data.DataLoader(torch.zeros(80, 64), batch_size=8)
+for _ in range(30):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x.cuda()).sum().backward()
+        optimizer.step()
+with torch.no_grad():
+    model.eval()(torch.zeros(1000, 64).cuda())
+"""), timeout=300)  # fmt: skip
+    assert (report.updates, report.peak.phase) == (6, "evaluation")
 
 
 def test_a_trainer_ends_after_its_steps_and_the_script_goes_on_to_its_evaluation(script):
