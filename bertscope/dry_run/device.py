@@ -137,9 +137,7 @@ class FakeGpu(Device):
             return args[0]
         if operator is _aten.is_pinned.default:
             return True
-        if kwargs.get("pin_memory"):
-            kwargs = kwargs | {"pin_memory": False}
-        return operator(*args, **kwargs)
+        return operator(*args, **kwargs | ({"pin_memory": False} if kwargs.get("pin_memory") else {}))
 
     # ---- results ----
 
@@ -233,8 +231,7 @@ class FakeGpu(Device):
 
     def _indices(self, index: Any) -> list[Any]:
         """Return the indices that an index names: for a mask with a value as many as it has true elements."""
-        known = self.value(index) if self._is_mask(index) else None
-        if known is None:
+        if (known := self.value(index) if self._is_mask(index) else None) is None:
             return [index]
         count = int(known.sum())
         with self.mode:
@@ -251,8 +248,7 @@ class FakeGpu(Device):
 
     def number(self, tensor: Any) -> Any:
         """Return the value of a one-element tensor; a float that is not known is 1, another number 0."""
-        known, kind = self.value(tensor), tensor.dtype
-        is_float = kind.is_floating_point
+        known, kind, is_float = self.value(tensor), tensor.dtype, tensor.dtype.is_floating_point
         if not is_float and (known is None or _GUESSED in vars(tensor)):
             self.on_unknown("item")
         return known.item() if known is not None else 1.0 if is_float else False if kind == torch.bool else 0
@@ -264,8 +260,7 @@ class FakeGpu(Device):
 
     def on_cpu(self, tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the tensor's copy on the CPU: its value, else zeros, or of a mask True, which selects all."""
-        known = self.value(tensor)
-        if known is not None:
+        if (known := self.value(tensor)) is not None:
             return known.to(dtype or known.dtype, copy=True)
         kind = dtype or tensor.dtype
         return torch.full(tensor.shape, kind == torch.bool and tensor.dim() > 0, dtype=kind)
@@ -287,7 +282,12 @@ class FakeGpu(Device):
             vars(args[0])[_GUESSED] = True  # no more than all elements are true
             return operator(torch.ones((), dtype=torch.bool).expand(args[0].shape), *args[1:], **kwargs)
         if is_known and operator is _aten._to_copy.default:
-            most = _MOST_FLOATS if isinstance(args[0], self.fake) or _is_float_mask(args[0]) else _MOST_COPIED
+            data, is_plain = args[0], type(args[0]) is torch.Tensor and args[0].layout == torch.strided
+            is_plain = is_plain and data.device == _CPU and data.is_floating_point() and data.itemsize > 1
+            is_mask = (
+                is_plain and data.numel() and _is_kept(data) and ((data == data.min()) | (data == data.max())).all()
+            )
+            most = _MOST_FLOATS if is_mask or isinstance(data, self.fake) else _MOST_COPIED
             is_known = values[0] is not None and _is_kept(values[0], most)
         if is_known and not leaves and name in _SIZED:
             is_known = isinstance(args[0], (list, tuple)) and torch.Size(args[0]).numel() <= _MOST_INTEGERS
@@ -309,8 +309,7 @@ class FakeGpu(Device):
 
     def _keep(self, out: Any, known: Any, leaves: list[Any]) -> None:
         """Keep the values of results; a single float without one is 1."""
-        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, self.fake)]
-        guess = {_GUESSED: True}
+        results, guess = [leaf for leaf in tree_leaves(out) if isinstance(leaf, self.fake)], {_GUESSED: True}
         if known is not None:
             values = [leaf for leaf in tree_leaves(known) if isinstance(leaf, torch.Tensor)]
             guess = guess if any(_GUESSED in vars(leaf) for leaf in leaves if isinstance(leaf, self.fake)) else {}
@@ -379,12 +378,6 @@ _VALUE, _GUESSED = "_bertscope_value", "_bertscope_guessed"  # which of them fol
 
 def _is_kept(value: torch.Tensor, most_floats: int = _MOST_FLOATS) -> bool:
     return value.numel() <= (most_floats if value.dtype.is_floating_point else _MOST_INTEGERS)
-
-
-def _is_float_mask(value: torch.Tensor) -> bool:
-    is_plain = type(value) is torch.Tensor and value.device == _CPU and value.layout == torch.strided
-    is_plain = is_plain and value.is_floating_point() and value.itemsize > 1 and 0 < value.numel() <= _MOST_FLOATS
-    return is_plain and bool(((value == value.min()) | (value == value.max())).all())
 
 
 def _of_finite(name: str, args: Any) -> bool | None:

@@ -15,8 +15,8 @@ from bertscope.tracing.record import Recorder, is_training
 # Of an evaluation all of at most so many batches run, else the first few: the first one often begins what is kept, the
 # next two show what each adds, and the last one what follows the loop.
 MOST_BATCHES, FEW_BATCHES = 50, 4
-_MORE_STEPS = 3  # after the last one: a loader may have handed out batches before
-_MOST_EPOCHS = 1000  # without batches, on the way to an evaluation after them
+# After the last one: a loader may have handed out batches before. The epochs then have none, up to an evaluation.
+_MORE_STEPS, _MOST_EPOCHS = 3, 1000
 
 
 class Stop(BaseException):
@@ -44,8 +44,7 @@ class Limits:
         self.calls: list[int] = []  # of models that evaluate: the event before each
         self.trained = self.evaluated = 0  # calls of models by the script itself
         self.evaluated_then: int | None = None  # when the last step ended
-        self.loaders: WeakSet[Any] = WeakSet()  # that train
-        self.skipped = 0  # passes over them
+        self.loaders, self.skipped = WeakSet[Any](), 0  # that train, and the passes over them without batches
         recorder.on_root.append(self._called)
         recorder.on_update.append(self._updated)
 
@@ -60,7 +59,12 @@ class Limits:
         iterate, limits = loader.__iter__, self
 
         def batches(loader_itself: Any) -> Iterator[Any]:
-            return iter(()) if limits._skips(loader_itself) else limits._batches(loader_itself, iterate(loader_itself))
+            if loader_itself not in limits.loaders or limits.recorder.updates < limits.steps + _MORE_STEPS:
+                return limits._batches(loader_itself, iterate(loader_itself))
+            limits.skipped += 1
+            if limits.has_evaluated or limits.skipped > _MOST_EPOCHS:
+                limits.stop()
+            return iter(())
 
         put(loader, __iter__=batches)
 
@@ -77,21 +81,10 @@ class Limits:
             self.calls.append(now)
 
     def _updated(self, updates: int) -> None:
-        if updates < self.steps:
-            return
         if updates == self.steps:
             self.evaluated_then = self.evaluated
         if self.has_evaluated or updates > self.steps + (_MORE_STEPS if self.loaders else 0):
             self.stop()
-
-    def _skips(self, loader: Any) -> bool:
-        """Return True for an epoch after the run's steps, which has no batches, as the script may evaluate later."""
-        if loader not in self.loaders or self.recorder.updates < self.steps + _MORE_STEPS:
-            return False
-        self.skipped += 1
-        if self.has_evaluated or self.skipped > _MOST_EPOCHS:
-            self.stop()
-        return True
 
     def _batches(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         recorder, total = self.recorder, 0
@@ -101,8 +94,7 @@ class Limits:
         most = total if 0 < total <= MOST_BATCHES else FEW_BATCHES
         for number, batch in enumerate(batches):
             has_trained = self.trained > begun[1]
-            if has_trained:
-                self.loaders.add(loader)
+            self.loaders |= {loader} if has_trained else set()
             if recorder.updates > begun[0] and recorder.updates >= self.steps:
                 return
             if self.evaluated > begun[2] and not has_trained and number >= most:
