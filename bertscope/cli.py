@@ -144,9 +144,8 @@ def _usage(error: Any) -> int:
     elif missing := [item for item in ctx.command.params if f"'{item.metavar}'" in message] if ctx else []:
         message = f"{missing[0].metavar} is missing; give {in_a_sentence(_first(missing[0].help))}"
     else:
-        message = (
-            f"{message}{'' if message.endswith('?') else ';'} see '{ctx.command_path if ctx else 'bertscope'} --help'"
-        )
+        stop, command = "" if message.endswith("?") else ";", ctx.command_path if ctx else "bertscope"
+        message = f"{message}{stop} see '{command} --help'"
     return complain(message, error.exit_code)
 
 
@@ -183,7 +182,6 @@ def _no_option(option: str, ctx: Any) -> str:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
     forms_of_all = (form for row in params for form in row.opts)
     near = nearest(option.strip("-"), [form[2:] for form in forms_of_all if form.startswith("--")], cutoff=0.7)
-    lists = (
-        f"{ctx.command_path} --help-all lists the options" if name else "write an option of a command after the command"
-    )
+    lists = f"{ctx.command_path} --help-all lists the options"
+    lists = lists if name else "write an option of a command after the command"
     return f"{lacks}; {f'did you mean --{near}?' if near else lists}"

@@ -173,10 +173,8 @@ def install_command(extra: str) -> str:
 
     pipx and uv write a file into the environment of a tool.
     """
-    tools = {
-        "pipx_metadata.json": "pipx runpip bertscope install",
-        "uv-receipt.toml": f"uv pip install -p {sys.prefix}",
-    }
+    uv, pipx = f"uv pip install -p {sys.prefix}", "pipx runpip bertscope install"
+    tools = {"pipx_metadata.json": pipx, "uv-receipt.toml": uv}
     install = next((command for file, command in tools.items() if (Path(sys.prefix) / file).is_file()), "pip install")
     return f"{install} 'bertscope[{extra}]'"
 

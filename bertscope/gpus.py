@@ -179,9 +179,8 @@ def find_gpu(name: str) -> Gpu:
 
 def typed_prices(text: str) -> dict[str, float]:
     """Return the price of an hour of each GPU in `t4=0.35,l4=0.71`; raises SelectionError for any other text."""
-    pairs = [
-        re.fullmatch(r"\s*([^=]+)=\s*([0-9]{1,6}(?:\.[0-9]{1,9})?)\s*", part, re.ASCII) for part in text.split(",")
-    ]
+    pair_form = r"\s*([^=]+)=\s*([0-9]{1,6}(?:\.[0-9]{1,9})?)\s*"
+    pairs = [re.fullmatch(pair_form, part, re.ASCII) for part in text.split(",")]
     prices = {find_gpu(pair[1]).name: float(pair[2]) for pair in pairs if pair and float(pair[2])}
     if len(prices) < len(pairs):
         raise SelectionError(f"prices are such as t4=0.35,l4=0.71, each GPU once, or a YAML file; got {text[:40]!r}")

@@ -49,9 +49,8 @@ class ExpectationFile(pytest.File):
                 raise SourceError(f"expects nothing; {self.model.how_to_record}", where=f"{path}:1")
         except BertscopeError as error:
             text = str(error if str(path) in str(error) else error.at(f"{path}:1"))
-            yield ExpectationItem.from_parent(
-                self, name="readable", title=self.path.name, line=1, failure=lambda item: text
-            )
+            about = {"name": "readable", "title": self.path.name, "line": 1, "failure": lambda item: text}
+            yield ExpectationItem.from_parent(self, **about)
             return
         for expected in self.model.expected:
             title = f"{self.model.name}: {expected.key}"

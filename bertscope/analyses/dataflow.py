@@ -155,9 +155,8 @@ class _GraphRecorder(torch.overrides.TorchFunctionMode):
                 out = torch.ops.aten.alias(out)  # a dropout that returns its input is drawn as a result
             kind, name = _class_name(module), path.rpartition(".")[2]
             ident = name if number_of(name) is None else f"layer_{name}"
-            self._connect(
-                self.flow.add("module", name, ident, path=path, detail=kind, group=self.groups[-1]), inputs, out
-            )
+            node = self.flow.add("module", name, ident, path=path, detail=kind, group=self.groups[-1])
+            self._connect(node, inputs, out)
             return out
         return None
 

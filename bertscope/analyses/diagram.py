@@ -131,9 +131,7 @@ class _ClassReader:
 
     def _read_instance(self, module: nn.Module, when: str) -> None:
         held = _held(module)
-        ancestors: list[Any] = [
-            cls for cls in type(module).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module
-        ]
+        ancestors: list[Any] = [cls for cls in type(module).__mro__ if nn.Module in cls.__mro__[1:]]
         stored = {name for cls in ancestors for name in _stored(cls)}
         if not when and not _is_private(type(module)):
             self._meet(type(module))
@@ -194,9 +192,8 @@ def _public_bases(cls: type) -> Iterator[type]:
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
-    attributes = {
-        name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE and name[0] != "_"
-    }
+    items = vars(module).items()
+    attributes = {name: value for name, value in items if name not in _OF_EVERY_MODULE and name[0] != "_"}
     return attributes | module._modules | module._parameters | module._buffers
 
 

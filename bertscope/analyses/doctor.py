@@ -77,9 +77,8 @@ def doctor() -> DoctorReport:
 
 def _packages() -> Iterator[PackageRow]:
     needed = [(name, "", purpose, f"pip install {name}") for name, purpose in NEEDED.items()]
-    optional = [
-        (name, extra, purpose, install_command(extra)) for extra, (names, purpose) in EXTRAS.items() for name in names
-    ]
+    of_extras = [(name, extra, purpose) for extra, (names, purpose) in EXTRAS.items() for name in names]
+    optional = [(*row, install_command(row[1])) for row in of_extras]
     for name, extra, purpose, command in (*needed, *optional):
         version: str | None
         try:

@@ -98,9 +98,8 @@ class _Bert:
         params: str | None = None, flops: str | None = None,
     ) -> Step:  # fmt: skip
         keras, path, tf_name = names
-        has_prefix = (
-            path and self.source.architecture != "BertModel" and not path.startswith(("cls", "classifier", "qa_"))
-        )
+        has_head = self.source.architecture != "BertModel"
+        has_prefix = path and has_head and not path.startswith(("cls", "classifier", "qa_"))
         return Step(
             sizes={name: self.values[name] for dims in (*inputs, output) for name in dims if name in self.values},
             group=group,
@@ -186,10 +185,8 @@ class _Bert:
             flops = f"{batch} * 2 * hidden_size * 2"
             yield self.step("seq_relationship", "head", names, (pooled,), (batch, "2"), "hidden_size * 2 + 2", flops)
         if path := head.layer:
-            labels, per_token = (
-                "1" if head.is_choice else "num_labels",
-                any("seq" in sizes for sizes in head.logits.values()),
-            )
+            labels = "1" if head.is_choice else "num_labels"
+            per_token = any("seq" in sizes for sizes in head.logits.values())
             source, out = (self.hidden, (batch, "seq", labels)) if per_token else (pooled, (batch, labels))
             flops = f"{batch}{' * seq' if per_token else ''} * 2 * hidden_size * {labels}"
             names = ("Classifier-Dense", path, "{output_weights,output_bias}")
@@ -334,10 +331,8 @@ class _Bert:
 
 def _names(keras: str, path: str) -> tuple[str, str, str]:
     tf_name = path + ".{gamma,beta}" * path.endswith(".LayerNorm")
-    tf_name = (
-        tf_name.replace("layer.", "layer_").replace("{self,", "{self/query,self/key,self/value,").replace(".", "/")
-    )
-    return keras, path, f"bert/{tf_name}"
+    tf_name = tf_name.replace("layer.", "layer_").replace("{self,", "{self/query,self/key,self/value,")
+    return keras, path, f"bert/{tf_name.replace('.', '/')}"
 
 
 def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:

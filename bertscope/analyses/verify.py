@@ -64,9 +64,7 @@ def verify(
     prefix = _wrapper(named, expected) if strip_prefix in (None, AUTO) else strip_prefix or ""
     count = sum(name.startswith(prefix) for name, _ in named) if prefix else 0
     if prefix and not count:
-        raise SelectionError(
-            f"no name in the checkpoint begins with {prefix[:60]!r}; the first is {named[0][0][:60]!r}"
-        )
+        raise SelectionError(f"no name in the file begins with {prefix[:60]!r}; the first is {named[0][0][:60]!r}")
     named = [
         (name.removeprefix(prefix), replace(tensor, name=tensor.name.removeprefix(prefix),
                                             shares=tensor.shares and tensor.shares.removeprefix(prefix)))

@@ -53,10 +53,8 @@ def report(
     data = requests.inputs_of(inputs, settings, seq=settings.get("seq"))
     request = requests.request_of("report", model, settings)
     module = request.subject if data is None else requests.built(request.subject)[0]
-    sources = [
-        source_of(module, name=name, inputs=requests.batched(data)),
-        *([] if compare is None else [source_of(compare)]),
-    ]
+    sources = [source_of(module, name=name, inputs=requests.batched(data))]
+    sources += [] if compare is None else [source_of(compare)]
     batch = {} if data is None else {"batch": requests.batch_of(data)}
     works = []
     for source in sources:

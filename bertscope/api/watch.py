@@ -73,9 +73,8 @@ class _Cpu(Device):
             return operator(*args, **kwargs)
         if is_view(operator) and operator is not torch.ops.aten.lift_fresh.default:  # of torch.tensor(...)
             known = self.recorder.numbers
-            self.outside |= {
-                storage_key(one): one.untyped_storage() for one in tensors(args) if storage_key(one) not in known
-            }
+            storages = {storage_key(one): one.untyped_storage() for one in tensors(args)}
+            self.outside |= {key: storage for key, storage in storages.items() if key not in known}
         try:
             self.results.append(operator(*args, **kwargs))
         except Exception as error:

@@ -131,12 +131,10 @@ class _Reader:
         stored = sum(sizes.values())
         # An integer of its own length has 1 to 10 bytes, and may be two of 4 bits; of text only the length is known.
         is_varied = bool(sizes.keys() & _VARIED)
-        if dtype != _TEXT and not (
-            result.params // 8 <= stored <= 10 * result.params if is_varied else stored == needed
-        ):
-            raise file.broken(
-                f"tensor {name[:60]!r} has {stored:,} bytes, and {shape} of {result.dtype} has {needed:,}"
-            )
+        least, most = (result.params // 8, 10 * result.params) if is_varied else (needed, needed)
+        if dtype != _TEXT and not least <= stored <= most:
+            described = f"{shape} of {result.dtype}"
+            raise file.broken(f"tensor {name[:60]!r} has {stored:,} bytes, and {described} has {needed:,}")
         self.inside += stored
         yield replace(result, bytes=stored)
 

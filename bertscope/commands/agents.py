@@ -112,9 +112,8 @@ def _text(tool: str, arguments: dict[str, Any]) -> str:
     form, texts = options.pop("emit", None), [options.pop(name) for name in ("files", "file") if name in options]
     if tool == "why" and (os.path.exists(texts[0]) or texts[0] == "-"):  # standard input is the client's
         texts = [os.path.abspath(texts[0])]
-    report = getattr(bertscope, "fits" if tool == "fit" else tool)(
-        *texts, *[subject] * bool(_required(tool)), **options
-    )
+    texts += [subject] * bool(_required(tool))
+    report = getattr(bertscope, "fits" if tool == "fit" else tool)(*texts, **options)
     if tool == "fit":
         report = ComparisonReport(of=tool, reports=report) if len(report) > 1 else report[0]
     if is_json and not form:  # a timeline has 600 samples

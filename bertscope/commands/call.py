@@ -106,9 +106,8 @@ class CommandLine(SimpleNamespace):
         import bertscope
 
         function = getattr(bertscope, self.command.name)
-        self.show(
-            function(**{name: getattr(self, name) for name in signature(function).parameters if hasattr(self, name)})
-        )
+        names = [name for name in signature(function).parameters if hasattr(self, name)]
+        self.show(function(**{name: getattr(self, name) for name in names}))
 
     def about(self, subject: Any, wants: Collection[str] | None = None) -> Request:
         """Return the request about a model; with `wants` the answer is a pair: the report and what is wanted."""

@@ -233,10 +233,8 @@ def diff(call: CommandLine) -> int:
         call.show(checked)
         return 0 if checked.fits else 1
     if one and other:
-        of_models |= {
-            "--architecture": call.architecture is not None,
-            "--no-pooler": call.add_pooling_layer is not None,
-        }
+        options = {"--architecture": call.architecture, "--no-pooler": call.add_pooling_layer}
+        of_models |= {name: value is not None for name, value in options.items()}
         _refuse(of_models, f"{without_effect}two files with tensors: their headers are compared; leave it out")
     sides = [stored or call.source(name) for name, stored in ((call.a, one), (call.b, other))]
     report = bertscope.diff(*sides, batch=call.batch, seq=call.seq)

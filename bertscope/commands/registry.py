@@ -41,9 +41,7 @@ Color = Annotated[
     _of_output(metavar="WHEN", help="Use colour: auto, always or never. auto obeys NO_COLOR and FORCE_COLOR."),
 ]
 Debug = Annotated[bool, _of_output("--debug", help="Show tracebacks and all progress.")]
-NoCache = Annotated[
-    bool, _of_output("--no-cache", help="Do not use cached results. 'bertscope doctor' names the folder.")
-]
+NoCache = Annotated[bool, _of_output("--no-cache", help="Use no cached results. 'bertscope doctor' names the folder.")]
 _HelpAll = Annotated[bool, _of_output(
     "--help-all", callback=_show_all_options, is_eager=True, help="Show the help with all options.",
 )]  # fmt: skip

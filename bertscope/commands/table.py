@@ -378,9 +378,8 @@ examples:
         ),
     ),
 }
-COMMANDS = {
-    row.name: Command(row.function, row.options, row.text, group) for group, rows in _GROUPS.items() for row in rows
-}
+_ROWS = [(row, group) for group, rows in _GROUPS.items() for row in rows]
+COMMANDS = {row.name: Command(row.function, row.options, row.text, group) for row, group in _ROWS}
 # Words that people type for a command -> what to type instead.
 _INSTEAD = {
     "tree MODEL": "show layers", "tree MODEL --style torchinfo": "summary", "tree MODEL --style torch": "print",

@@ -174,9 +174,8 @@ class Installed:
         sizes = tuple(size for size, _, _ in log.refused)
         if script_run.budget_bytes is not None and report.has_run:
             limits = script_run.budget_bytes, usable(script_run.budget_bytes, script_run.margin)
-            low, high = (
-                max(reserved + size - limit, 0) for size, limit in zip(vars(context).values(), limits, strict=True)
-            )
+            pairs = zip(vars(context).values(), limits, strict=True)
+            low, high = (max(reserved + size - limit, 0) for size, limit in pairs)
             if failure and sizes:
                 low, high = sizes[-1], max(sizes[-1], high)
             shortfall = ByteRange(low_bytes=low, high_bytes=high)
@@ -268,9 +267,8 @@ def installed(script_run: ScriptRun, kind: type[FakeGpu] = FakeGpu) -> Iterator[
         put(threading.Thread, start=start)
         if os.environ.get(_DEBUG, "0") in ("", "0"):  # else its log comes before the script's error
             put(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True)
-        device.on_unknown = lambda what: here.assumed.setdefault(
-            f"{short_line(recorder.line(), script_run.folder)} ({what})"
-        )
+        folder = script_run.folder
+        device.on_unknown = lambda what: here.assumed.setdefault(f"{short_line(recorder.line(), folder)} ({what})")
         recorder.on_new_root.append(seen)
         stack.enter_context(stubbed(device, limits.followed(), network=script_run.network))
         limits.limit(put)

@@ -123,7 +123,7 @@ def stubbed(
                 module, load=_without_cuda(module.load), load_inline=_without_cuda(module.load_inline)
             ),
             **package_actions(put, device.note, device.overwritten),
-            "safetensors.torch": lambda module: put(module, save_file=_save_layouts),
+            "safetensors.torch": lambda module: put(module, save_file=_save_layout),
             # transformers 5 keeps the mask of a fake tensor without asking if it hides positions
             "transformers.utils.import_utils": lambda module: put(module, is_fake_tensor=lambda _: False),
             "transformers.configuration_utils": lambda module: _else_of_preset(
@@ -362,24 +362,19 @@ def _saving(put: Put) -> None:
     put(torch, save=save, load=load)
 
 
-def _save_layouts(
-    tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Mapping[str, str] | None = None
-) -> None:
+def _save_layout(tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Mapping[str, str] | None = None) -> None:
     """Write the safetensors file of tensors without their values, as zeros that take no space."""
     header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
     codes = {dtype: code for code, (dtype, _) in DTYPES.items()}
-    end = 0
+    high = 0
     for name, tensor in tensors.items():
-        begun, end = end, end + tensor.numel() * tensor.itemsize
-        header[name] = {
-            "dtype": codes[str(tensor.dtype)[6:]],
-            "shape": tuple(tensor.shape),
-            "data_offsets": (begun, end),
-        }
+        low, high = high, high + tensor.numel() * tensor.itemsize
+        dtype = codes[str(tensor.dtype)[6:]]
+        header[name] = {"dtype": dtype, "shape": tuple(tensor.shape), "data_offsets": (low, high)}
     text = json.dumps(header).encode()
     with suppress(FileExistsError), open(filename, "xb") as file:  # without a sandbox a file of the user stays
         file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
+        file.truncate(8 + len(text) + high)
 
 
 def _ranks(put: Put) -> None:

@@ -105,12 +105,7 @@ def device_of(run_config: RunConfig) -> str:
 
 
 def profile(
-    module: nn.Module,
-    inputs: Any,
-    run_config: RunConfig,
-    *,
-    steps: int | None = None,
-    name: str | None = None,
+    module: nn.Module, inputs: Any, run_config: RunConfig, *, steps: int | None = None, name: str | None = None
 ) -> MemoryReport:
     """Run steps of any module in this process, and measure memory and time next to the estimate.
 

@@ -399,12 +399,8 @@ def _requests(layout: Layout, workspaces: Sequence[str]) -> Requests:
         requests += [*chain.from_iterable(waiting.values()), *_left(micro_batch)]
         return [n for n in requests if ~n not in previous and ~n not in gradients and max(n, ~n) not in sums]
 
-    first = [
-        *(laying(gradients) if gradients else ()),
-        *(n for n in micro_batch if ~n not in previous),
-        *state,
-        *update,
-    ]
+    laid_first = laying(gradients) if gradients else ()
+    first = [*laid_first, *(n for n in micro_batch if ~n not in previous), *state, *update]
     numbered = list(enumerate(workspaces, len(held) + len(trace.changes)))
     for number, phase in reversed(numbered):  # so that workspaces of one phase follow its product in their order
         products = (n for where, n in passes if n >= 0 and where[0] == phase and where[2] in MATRICES)

@@ -57,9 +57,8 @@ class _Repetition:
         """Return the trace with all copies."""
         shallow, changes = self.shallow, self._with_all_norms()
         origins = [(row.block.path, (row.block[0], row.block[2:], row[1:])) for row in self.rows]
-        moved_kind, kinds = self._numbered(
-            origins, lambda path, origin: Kind(Block(origin[0], path, *origin[1]), *origin[2])
-        )
+        made = lambda path, origin: Kind(Block(origin[0], path, *origin[1]), *origin[2])  # noqa: E731
+        moved_kind, kinds = self._numbered(origins, made)
         pairs = [(path, (phase, operator)) for phase, path, operator in shallow.places]
         moved_place, places = self._numbered(pairs, lambda path, pair: (pair[0], path, pair[1]))
         held: list[int] = []
@@ -240,9 +239,8 @@ def in_loop(trace: MemoryTrace, run_config: RunConfig) -> MemoryTrace:
     waiting = [number for number in trace.held if kinds[number].block.part == "inputs"] * run_config.waiting_batches
     positions = trace.layout.places
     returns = [event for event, where in enumerate(positions) if where[2] == RETURN]  # without a mark its allocations
-    returns = returns or [
-        event for event, where in enumerate(positions) if where[0] == FORWARD and trace.changes[event] >= 0
-    ]
+    forward = (event for event, where in enumerate(positions) if where[0] == FORWARD)
+    returns = returns or [event for event in forward if trace.changes[event] >= 0]
     returned = (returns or [0])[-1]
 
     @cache

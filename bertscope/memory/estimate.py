@@ -29,15 +29,7 @@ from bertscope.memory.ranks import (
     zero_ranks,
     zero_shares,
 )
-from bertscope.memory.step import (
-    STEP_END,
-    Loss,
-    ModelStep,
-    counted_model,
-    logits_of,
-    meta_inputs,
-    run_model,
-)
+from bertscope.memory.step import STEP_END, Loss, ModelStep, counted_model, logits_of, meta_inputs, run_model
 from bertscope.memory.summary import ModelFacts, estimated
 from bertscope.memory.trace import LARGE_BATCH, SMALLEST, UPDATE, Collective, MemoryTrace
 from bertscope.reports.memory import BROADCAST, EVALUATING, FORWARD, OPTIMIZER, Memory

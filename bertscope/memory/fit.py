@@ -149,10 +149,8 @@ def fewest_report(
                 tried = [on(run, ranks, size) for run in ([leanest] if position or is_short else runs)]
                 report = fit_report(simulator, tried, batch=tried[0].batch, tries_other_head=False)
                 rows.append(report.rows[0])
-    run = replace(report.run, parallelism=ONE_PROCESS)
-    return replace(
-        report, run=run, rows=tuple(rows), batch_total=total, asked_batch=None, tried_ranks=tuple(world_sizes)
-    )
+    run, tried_ranks = replace(report.run, parallelism=ONE_PROCESS), tuple(world_sizes)
+    return replace(report, run=run, rows=tuple(rows), batch_total=total, asked_batch=None, tried_ranks=tried_ranks)
 
 
 def _fewest(simulator: Simulator, on: Callable[[int], RunConfig], world_sizes: Sequence[int]) -> int:

@@ -201,9 +201,8 @@ def kernel_for(
     """
     dtype, width, is_half = query.dtype, query.shape[-1], query.dtype in _HALF
     trains_mask = mask is not None and mask.requires_grad  # cuDNN's kernel has no gradient of a mask
-    if wanted == "cudnn" and not (
-        is_half and width % _ALIGNMENT == 0 and width <= _MOST_CUDNN_WIDTH and not trains_mask
-    ):
+    has_width = width % _ALIGNMENT == 0 and width <= _MOST_CUDNN_WIDTH
+    if wanted == "cudnn" and not (is_half and has_width and not trains_mask):
         wanted = "auto"
     tensors = [tensor for tensor in (query, key, value, mask) if tensor is not None]
     # check_last_dim_stride_equals_1_dense of torch's sdp_utils_cpp.h, such as for T5's bias by heads
@@ -272,17 +271,15 @@ def _fused(
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
         return out[..., :width]
     if kernel == "cudnn":
-        return aten._scaled_dot_product_cudnn_attention(
-            query, key, value, mask, keeps, dropout_p, is_causal, False, scale=scale
-        )[0]
+        attend = aten._scaled_dot_product_cudnn_attention
+        return attend(query, key, value, mask, keeps, dropout_p, is_causal, False, scale=scale)[0]
     if mask is not None:
         *steps, last = mask.stride()
         if last != 1 or any(step % _ALIGNMENT for step in steps):
             mask = _padded(mask)[..., : mask.shape[-1]]
         mask = mask.expand(*query.shape[:3], key.shape[2])
-    return aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, keeps, dropout_p, is_causal, scale=scale
-    )[0]
+    attend = aten._scaled_dot_product_efficient_attention
+    return attend(query, key, value, mask, keeps, dropout_p, is_causal, scale=scale)[0]
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:

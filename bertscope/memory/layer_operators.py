@@ -60,9 +60,8 @@ def layer_costs(source: ModelSource, run_config: RunConfig) -> list[LayerCosts]:
     run_config = run_config.changed(checkpointing=NONE, batch=texts, loss=MODEL, compile=False, eval_batch=None)
     model = run_model(few, run_config)
     save_operators(model, {})  # no layer yet: it switches the cache of keys off
-    records = {
-        path: _LayerRuns(model.get_submodule(layers[-1])) for path, layers in layer_lists(model).items() if path in deep
-    }
+    last_layers = {path: layers[-1] for path, layers in layer_lists(model).items() if path in deep}
+    records = {path: _LayerRuns(model.get_submodule(last)) for path, last in last_layers.items()}
     inputs = meta_inputs(model, run_config)
     with running(few, model, "fake tensors", run_config.input):
         module_trace(model, inputs, run_config, None, few.layer_path)

@@ -400,9 +400,7 @@ def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
     most = rows(RunConfig)["accumulate"].below
     sizes = [size for size in range(min(total, LARGEST_BATCH), 0, -1) if total % size == 0 and total // size < most]
     if total and not sizes:
-        raise SelectionError(
-            f"batch_total {total:,} is no product of a micro-batch and fewer than {int(most):,} of them"
-        )
+        raise SelectionError(f"batch_total {total:,} is no micro-batch times fewer than {int(most):,} of them")
     runs = [replace(run, batch=size, accumulate=total // size) for size in sizes] or [run]
     searches = [replace(search, run_config=sized, rows={}) for sized in runs]
     number = next((number for number, sized in enumerate(searches) if sized.plain.answer == YES), len(searches) - 1)

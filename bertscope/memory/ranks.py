@@ -124,9 +124,8 @@ def make_meshes(parallelism: Parallelism, device: str) -> Meshes:
     names = parallelism.row.dimensions
     mesh = init_device_mesh(device, parallelism.sizes, mesh_dim_names=names)
     sharded = tuple(name for name in names if name != TENSOR)
-    return Meshes(
-        shard=mesh[sharded] if parallelism.row.is_sharded else None, tensor=mesh[TENSOR] if TENSOR in names else None
-    )
+    shard = mesh[sharded] if parallelism.row.is_sharded else None
+    return Meshes(shard=shard, tensor=mesh[TENSOR] if TENSOR in names else None)
 
 
 def layers_of(model: nn.Module, path: str) -> list[nn.Module]:
@@ -185,9 +184,7 @@ def _divide_projections(layer: nn.Module, mesh: Any) -> None:
         ("intermediate units", layer.intermediate.dense.out_features),
     ):
         if count % ranks:
-            raise SelectionError(
-                f"{count:,} {name} cannot be divided by {ranks:,} ranks; choose a divisor of {count:,}"
-            )
+            raise SelectionError(f"{count:,} {name} cannot be divided by {ranks:,} ranks; use a divisor of {count:,}")
     styles: dict[str, Any] = {}
     for path, module in layer.named_modules():
         if path.endswith((*_COLUMNS, *_ROWS)):

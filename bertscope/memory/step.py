@@ -315,9 +315,8 @@ class ModelStep:
         for path, buffer in self.model.named_buffers():
             yield "buffers", path, buffer
         for path, part in self.model.named_modules():
-            yield from (
-                ("buffers", path, table) for table in attribute_tensors(part) if storage_key(table) in self.tables
-            )
+            tables = (table for table in attribute_tensors(part) if storage_key(table) in self.tables)
+            yield from (("buffers", path, table) for table in tables)
         for path, mean in self.average.items():
             yield "parameters", path, mean
         for batch in (self.inputs, *self.waiting):

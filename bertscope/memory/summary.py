@@ -36,10 +36,7 @@ from bertscope.settings.parallelism import REPLICATE, Parallelism
 from bertscope.settings.run_config import CPU, CUDA, RunConfig
 
 # Operators whose temporary memory is not counted, nor on a CPU the workspace that an LSTM saves for backward.
-_UNCOUNTED_KERNELS = {
-    CPU: {"convolution": "convolutions", "mkldnn_rnn_layer": "LSTMs"},
-    CUDA: {"convolution": "cuDNN"},
-}
+_UNCOUNTED_KERNELS = {CPU: {"convolution": "convolutions", "mkldnn_rnn_layer": "LSTMs"}, CUDA: {"convolution": "cuDNN"}}
 SAMPLES = 600  # points of a timeline; the peaks are always among them
 # The role of a tensor in BERT, by the end of its module's path and the operator that made it.
 _WHAT = (

@@ -175,9 +175,7 @@ class Request(Record):
             raise self.error("give {checkpointing} or a plan, which is such a strategy", "checkpointing")
         sources = list(request.sources)
         strategies = [source.get("checkpointing") for source in sources]
-        number, value = next(
-            (number, value) for number, value in enumerate(strategies) if value and not value.is_default
-        )
+        number, value = next((n, value) for n, value in enumerate(strategies) if value and not value.is_default)
         value = value._replace(values=tuple(dict.fromkeys((*value.values, strategy))))
         sources[number] = sources[number] | {"checkpointing": value}
         return replace(request, sources=tuple(sources))
@@ -189,9 +187,8 @@ class Request(Record):
         """
         table, chosen = rows(*self.row.records), Source()
         for source in (*self.sources, *weakest):
-            named = {
-                name: value for name, value in source.items() if not chosen.keys() & {name, *table[name].yields_to}
-            }
+            has = chosen.keys()
+            named = {name: value for name, value in source.items() if not has & {name, *table[name].yields_to}}
             known = {name: value.values for name, value in (chosen | named).items()}
             implied = Source()
             for name in (name for name in table if name in named):

@@ -473,18 +473,8 @@ class DryRun(Settings):
 
 
 # The settings that FLOPs depend on.
-OF_FLOPS = (
-    "batch",
-    "seq",
-    "mode",
-    "checkpointing",
-    "freeze",
-    "input",
-    "loss",
-    "loss_chunks",
-    "pairs",
-    "hard_negatives",
-)
+_OF_LOSS = ("loss", "loss_chunks", "pairs", "hard_negatives")
+OF_FLOPS = ("batch", "seq", "mode", "checkpointing", "freeze", "input", *_OF_LOSS)
 # The settings of a script's run that its code does not decide.
 OF_CARD = ("gpu", "budget", "context", "margin", "expandable_segments")
 ESTIMATED: tuple[type[Settings], ...] = (RunConfig, Limit)

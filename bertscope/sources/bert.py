@@ -234,9 +234,8 @@ class BertSource(ModelSource):
     def to_data(self) -> dict[str, Any]:
         if callable(self.config.hidden_act):
             raise SelectionError("profile's child process takes hidden_act by its name, such as 'gelu'; got a function")
-        data = {
-            name: getattr(self, name) for name in ("name", "architecture", "add_pooling_layer", "flash", "quantization")
-        }
+        names = ("name", "architecture", "add_pooling_layer", "flash", "quantization")
+        data = {name: getattr(self, name) for name in names}
         return data | {"config": self.config.to_dict(), "lora": self.lora and str(self.lora)}
 
     @classmethod

@@ -42,13 +42,7 @@ from bertscope.sources.bert import (
     presets_by_alias,
     read_preset,
 )
-from bertscope.sources.model_source import (
-    FactorySource,
-    GivenModule,
-    ModelSource,
-    SourceOptions,
-    built_for_counting,
-)
+from bertscope.sources.model_source import FactorySource, GivenModule, ModelSource, SourceOptions, built_for_counting
 from bertscope.sources.transformers_models import TransformersSource
 
 if TYPE_CHECKING:

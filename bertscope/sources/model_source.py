@@ -361,12 +361,10 @@ class FactorySource(ModelSource):
             target: Any = importlib.import_module(module_name)
             for name in attribute.split("."):
                 if not hasattr(target, name):
-                    inputs = [
-                        key for key, item in vars(target).items() if getattr(item, "__module__", "") == module_name
-                    ]
-                    raise SourceError(
-                        f"{self.name}: {module_name} has no attribute {name!r}; {suggestion(name, inputs)}"
-                    )
+                    items = vars(target).items()
+                    own = [key for key, item in items if getattr(item, "__module__", "") == module_name]
+                    lacks = f"{module_name} has no attribute {name!r}"
+                    raise SourceError(f"{self.name}: {lacks}; {suggestion(name, own)}")
                 target = getattr(target, name)
             if isinstance(target, nn.Module):  # one object for all builds, which runs would change
                 if device != "meta" and any(param.is_meta for param in target.parameters()):

@@ -197,9 +197,8 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
             kind, effect = "no_effect" if key in form.no_effect else "unknown", ""
         shown = "hidden" if key.endswith("_token") else value
         lists[kind].append(TrainingKey(key=key, value=shown, effect=effect))
-    return TrainingFile(
-        path=str(path), format=form.name, fields=fields, **{name: tuple(rows) for name, rows in lists.items()}
-    )
+    kinds = {name: tuple(rows) for name, rows in lists.items()}
+    return TrainingFile(path=str(path), format=form.name, fields=fields, **kinds)
 
 
 # Keys of trainers -> names in --lora, an option of the model and no setting of a run.
@@ -306,9 +305,8 @@ def read_prices(prices: str) -> Prices:
         if type(entry.value) not in (int, float) or not 0 < entry.value < 1e6:
             raise entry.error(f"{name} must be the price of an hour, a number above 0")
         hours[find_gpu(name).name] = float(entry.value)
-    currency: str = entries.checked(
-        "currency", "", lambda text: isinstance(text, str) and len(text) < 9, "a short word"
-    )
+    is_short = lambda text: isinstance(text, str) and len(text) < 9  # noqa: E731
+    currency: str = entries.checked("currency", "", is_short, "a short word")
     try:
         age = (date.today() - date.fromisoformat(str(entries["date"].value))).days
     except ValueError:

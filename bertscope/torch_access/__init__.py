@@ -334,9 +334,8 @@ def _fake_of(layout: torch.Tensor, like: Any) -> Any:
         fields[fake, device] = dict(vars(fake_tensor))
         try:
             short = _fake_of(layout, like)
-            is_same = (
-                vars(short).keys() == vars(fake_tensor).keys() and short.fake_mode is mode and short.device == device
-            )
+            is_same = short.fake_mode is mode and short.device == device
+            is_same &= vars(short).keys() == vars(fake_tensor).keys()
             is_same &= torch._C._dispatch_keys(short) == torch._C._dispatch_keys(fake_tensor)
         except (AttributeError, TypeError):
             is_same = False

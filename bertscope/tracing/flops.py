@@ -152,10 +152,8 @@ def source_shapes(source: ModelSource, batch: int, seq: int, described: Collecti
             return built_for_counting(source, attention=META_ATTENTION).eval()
         return source.build(device=device, attention=META_ATTENTION).eval()
 
-    model = build()
-    return run_without_values(
-        source, model, inputs_for(model, batch, seq, described=described), shapes_of, build, described
-    )
+    inputs = inputs_for(model := build(), batch, seq, described=described)
+    return run_without_values(source, model, inputs, shapes_of, build, described)
 
 
 def shapes_of(model: nn.Module, inputs: Any) -> RunShapes:
@@ -433,9 +431,8 @@ def flops_model(
     run: FlopsRun, batches: Sequence[int] = (1,), seqs: Sequence[int] = (128,), strategies: Sequence[str] = ()
 ) -> FlopsReport:
     """Return the report of the first point, with a sweep over all, the polynomial and the conventions."""
-    runs = [
-        replace(run, run=run.run.changed(checkpointing=strategy)) for strategy in strategies or [run.run.checkpointing]
-    ]
+    strategies = strategies or [run.run.checkpointing]
+    runs = [replace(run, run=run.run.changed(checkpointing=strategy)) for strategy in strategies]
     reports = [one.at(batch, seq) for one in runs for batch in batches for seq in seqs]
     config = run.source.bert_config
     params = totals(read(built_for_counting(run.source, most=2)), None).distinct_params if config else 0

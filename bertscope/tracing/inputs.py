@@ -87,13 +87,10 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(forward).parameters
     except ValueError:  # torch.jit.trace
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        return {
-            item.name: inspect.Parameter(
-                item.name, kind, default=item.default_value if item.has_default_value() else inspect.Parameter.empty
-            )
-            for item in forward.schema.arguments[1:]
-        }
+        kind, none = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+        items = {item.name: item for item in forward.schema.arguments[1:]}
+        defaults = {name: item.default_value if item.has_default_value() else none for name, item in items.items()}
+        return {name: inspect.Parameter(name, kind, default=value) for name, value in defaults.items()}
 
 
 def idle_sizes(module: nn.Module, described: Collection[str]) -> set[str]:
@@ -212,9 +209,8 @@ def running_module(name: str, module: nn.Module, where: str) -> Iterator[None]:
     def remedy() -> str:
         with suppress(BertscopeError):
             takes = f"; {_signature(base_model_of(module))}"
-            return (
-                f"{takes}; {name_of('input')} NAME=SHAPE:DTYPE gives forward other inputs; count and tree do not run it"
-            )
+            gives = f"{name_of('input')} NAME=SHAPE:DTYPE gives forward other inputs"
+            return f"{takes}; {gives}; count and tree do not run it"
         return ""
 
     with as_source_error(f"{name} cannot be run on {where}", remedy):

@@ -163,7 +163,7 @@ def cached_mnrl(model: nn.Module, batch: Batch, size: str, is_short: bool) -> to
             embedding = embeddings[0].new_empty(end - begin, *embeddings[0].shape[1:])
         embeddings.append(embedding.detach().requires_grad_())
     begins = sorted({0, count - rows}) if is_short else range(0, count, rows)
-    value = _ranked_in_parts(embeddings, list(map(len, cuts)), begins, rows).detach().requires_grad_()
+    value = _ranked_parts(embeddings, list(map(len, cuts)), begins, rows).detach().requires_grad_()
     gradients: list[Any] = [embedding.grad for embedding in embeddings]
 
     def again(outer: torch.Tensor) -> None:
@@ -197,9 +197,7 @@ def _of_rows(model: nn.Module, text: Batch, begin: int, end: int) -> torch.Tenso
     return _embedding(model, {name: value[begin:end] for name, value in text.items()})
 
 
-def _ranked_in_parts(
-    embeddings: list[torch.Tensor], parts: list[int], begins: Iterable[int], size: int
-) -> torch.Tensor:
+def _ranked_parts(embeddings: list[torch.Tensor], parts: list[int], begins: Iterable[int], size: int) -> torch.Tensor:
     """Return the sum of the losses of mini-batches of queries, each of which goes back to the embeddings.
 
     `parts` has the number of tensors that each text has.

@@ -118,9 +118,8 @@ def layer_stacks(
                 stacks.append(LayerStack.of(changed[0], field, kinds))
         for units in (RAN, RAN + 1) if stacks else ():
             short = _frozen(source, {stack.field: len(stack.few(units)) for stack in stacks}, frozen)
-            if any(
-                _settings(short, stack.path, stack.field) != [kind[1:] for kind in stack.few(units)] for stack in stacks
-            ):
+            wanted = [[kind[1:] for kind in stack.few(units)] for stack in stacks]
+            if [_settings(short, stack.path, stack.field) for stack in stacks] != wanted:
                 return ()
     except BertscopeError:  # such as a pattern that names a layer
         return ()

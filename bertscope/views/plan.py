@@ -116,10 +116,8 @@ def _lines(report: PlanReport, target: Target | None = None) -> list[tuple[str, 
     """Return in words the plans that the table has by number, and where none fits what else saves memory."""
     limit, lines = _limit(report), enumerate(report.rows, 1)
     loop = "" if report.fits else step.other_loop(report.run, report.first.cost)
-    return [
-        *((f"plan {n}", label(row)) for n, row in lines if _short(row, limit) == _BELOW),
-        *[("loop", loop)] * bool(loop),
-    ]
+    plans = [(f"plan {n}", label(row)) for n, row in lines if _short(row, limit) == _BELOW]
+    return [*plans, *[("loop", loop)] * bool(loop)]
 
 
 def _joined(products: Iterable[PlanOperator]) -> str:
@@ -348,9 +346,8 @@ def _used(code: str) -> str:
     used, todo = set[str](), parts.keys() & _ROOTS.split()
     while todo:
         used |= todo
-        todo = {name for part in todo for name in re.findall(r"\w+", parts.get(part, ""))} & (
-            parts | imports
-        ).keys() - used
+        words = {name for part in todo for name in re.findall(r"\w+", parts.get(part, ""))}
+        todo = words & (parts | imports).keys() - used
     heads = dict[str, list[str]]()
     for name in sorted(used & imports.keys()):
         heads.setdefault(imports[name], []).append(name)

@@ -112,10 +112,7 @@ _SETTINGS: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-_METADATA: dict[str, dict[str, Any]] = {
-    "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
-    "png": {"Software": None},
-}
+_METADATA: dict[str, Any] = {"svg": dict.fromkeys(("Date", "Creator", "Format", "Type")), "png": {"Software": None}}
 
 
 def _our_settings() -> Any:

@@ -245,10 +245,8 @@ def _gpu(report: reports.CalibrationReport, target: Target | None) -> Iterator[t
     versions = f"torch {machine.torch_version}, bertscope {machine.bertscope_version}"
     yield "versions", one_line(f"driver {machine.driver or 'unknown'}, {versions}; {machine.date}")
     for name, rate in report.rates.items():
-        yield (
-            one_line(f"rate {name}"),
-            f"{rate / 1e9:,.0f} GB/s" if name == reports.COPY else f"{rate / 1e12:,.1f} TFLOP/s",
-        )
+        text = f"{rate / 1e9:,.0f} GB/s" if name == reports.COPY else f"{rate / 1e12:,.1f} TFLOP/s"
+        yield one_line(f"rate {name}"), text
 
 
 calibration = View(columns=_STEPS, rows="steps", lines=_gpu)

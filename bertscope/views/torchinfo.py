@@ -29,12 +29,7 @@ _ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "i
 _UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"))
 
 
-def table(
-    report: TreeReport,
-    target: Target,
-    depth: int | None = None,
-    columns: Sequence[str] | None = None,
-) -> str:
+def table(report: TreeReport, target: Target, depth: int | None = None, columns: Sequence[str] | None = None) -> str:
     """Return the rows down to `depth` (default: 3); `columns` are by default the numbers of parameters and outputs.
 
     Where the columns that the user chose do not fit the target, each is as wide as its longest text. Raises
