@@ -49,7 +49,9 @@ class ModelOutput(Mapping[str, Any]):
         return tuple(self.values())
 
     def __getitem__(self, key: str | int | slice) -> Any:
-        return self.to_tuple()[key] if isinstance(key, (int, slice)) else dict(self.items())[key]
+        return (
+            self.to_tuple()[key] if isinstance(key, (int, slice)) else {name: getattr(self, name) for name in self}[key]
+        )
 
     def __iter__(self) -> Iterator[str]:
         return (item.name for item in dataclasses.fields(self) if getattr(self, item.name) is not None)

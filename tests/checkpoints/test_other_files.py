@@ -338,7 +338,7 @@ def test_a_prefix_of_all_names_is_one_finding_and_can_be_left_out(tmp_path, sour
     for given in (prefix, "auto"):
         report = bertscope.verify(source, tmp_path / "a.bin", strip_prefix=given)
         assert (report.fits, report.rows) == (True, ())
-    with pytest.raises(SelectionError, match="no name in the checkpoint begins with"):
+    with pytest.raises(SelectionError, match="no name in the file begins with"):
         bertscope.verify(source, tmp_path / "a.bin", strip_prefix="x.")
 
 
