@@ -112,10 +112,10 @@ class ModelRequest:
         if self.run.objects:
             notes = (*notes, Note(key=PYTHON_ONLY, values={"names": [item.label for item in self.run.objects]}))
         if (self.limit.time if is_timed is None else is_timed) and not any(row.cost and row.cost.time for row in rows):
-            key = "no_time_precision" if self.calibration else "no_time_uncalibrated"
-            key = key if self.run.device == CUDA else "no_time_cpu"
-            values = {"gpu": self.limit.gpu or "a GPU here"} if key == "no_time_uncalibrated" else {}
-            notes = (*notes, Note(key=key, values=values))
+            why = ("precision",) if self.calibration else ("uncalibrated", "sheet")
+            keys = (*why, "measure") if self.run.device == CUDA else ("cpu",)
+            values = {"uncalibrated": {"gpu": self.limit.gpu or "a GPU here"}}
+            notes = (*notes, *(Note(key=f"no_time_{key}", values=values.get(key, {})) for key in keys))
         return replace(report, notes=notes, training_file=noted(self.request, self.runs, searched))
 
 

@@ -51,7 +51,7 @@ _GROUPS = {
             "bertscope.api.counts:count",
             f"by dtype unfold sort {_MODEL} others quantize freeze untie style columns expect {_SHAPES} stored {_OUT}",
             """
-Count the parameters of a model or checkpoint, layer by layer.
+Count parameters of a model or checkpoint; --shapes adds shapes.
 
 Equal layers share one row. A tied tensor, such as a decoder that shares the word embeddings, counts once in "unique
 parameters" and at every layer that uses it in "sum over layers".

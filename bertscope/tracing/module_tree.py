@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib.metadata import version
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from bertscope import __version__, torch_access
@@ -333,14 +334,14 @@ def totals(root: Node, dtype: str | None) -> Totals:
 
 
 def ties(root: Node) -> tuple[Tie, ...]:
-    """Return every further path of a tensor or module that has several."""
+    """Return every further path of a tensor or module that has several, the largest first."""
     further = [Tie(path=held.path, is_path=held.tied_to, params=held.numel) for held in root.all_held if held.tied_to]
     nodes = {node.path: node for node in root.walk()}
     for node in nodes.values():
         if node.same_as is not None:
             params = sum(held.layer_numel for held in nodes[node.same_as].params)
             further.append(Tie(path=node.path, is_path=node.same_as, params=params))
-    return tuple(further)
+    return tuple(sorted(further, key=attrgetter("params"), reverse=True))
 
 
 def unknown(root: Node) -> tuple[str, ...]:

@@ -44,23 +44,22 @@ def note_text(note: Note) -> str:
         case "no_time_cpu":
             return f"no time: it is predicted for CUDA only; give {named('gpu')} or {named('device')} cuda"
         case "no_time_uncalibrated":
-            return (
-                f"no time: there is no calibration of {values['gpu']}; 'bertscope profile --device cuda --save FILE' "
-                "on the machine with the GPU measures the rates that it needs. Data sheets give a range for one "
-                "process that trains, in a precision with a published peak, for steps of 25 ms and more"
-            )
+            return f"no time: there is no calibration of {values['gpu']}, and its data sheet is not enough here"
         case "no_time_precision":
+            return "no time: nothing that fits in one process runs in a precision that the calibration has"
+        case "no_time_sheet":
             return (
-                "no time: nothing that fits in one process runs in a precision that the calibration has; 'bertscope "
-                "profile --device cuda --save FILE' on the machine with the GPU measures the rates that it needs"
+                "a data sheet gives times from 25 ms for training in one process, in a precision with a published peak"
             )
+        case "no_time_measure":
+            return "'bertscope profile --device cuda --save FILE' on the machine with the GPU makes a calibration"
         case "cpu_scratch_not_counted":  # UNCOUNTED
             on_cpu = f"scratch of {values['kernels']} on a CPU is not counted"
             return on_cpu if values["device"] == CPU else "cuDNN workspaces (0 to 3.3 GiB) not counted"
         case "not_verified":
             return str(values["kernel"])
         case "python_only":
-            return f"only Python repeats this answer: {' and '.join(values['names'])} cannot be typed as a command"
+            return f"given as a Python object, so no command line repeats this: {', '.join(values['names'])}"
         case "plan_unchanged":
             return f"{values['names']} cannot change: {shown(values['why'])}"
         case "why_no_frames":

@@ -100,10 +100,11 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
         attribute("operator", "operator", of="cost.peak", missing="-", detail=True),
         step.parts_csv(),
     ]
+    is_one_part = len({_part(report, row.part) for row in held_rows}) == 1
     held = [
         attribute("at the peak: line", "line", missing="-"),
         attribute("module", "path", text=module, missing="-"),
-        attribute("part", "part", text=partial(_part, report), is_wide=True),
+        attribute("part", "part", text=partial(_part, report), is_wide=True, detail=is_one_part),
         number("blocks", "blocks", detail=True),
         number("bytes", "held_bytes", bytes_text),
     ]

@@ -409,8 +409,8 @@ def test_without_a_calibration_there_is_no_time_and_a_note_says_why(cli, home, w
     words = words[:-2] if "inference" in words else words
     timed = cli(*words, "--time")
     assert timed.out == cli(*words).out
-    assert f"no time: there is no calibration of {words[3]}; 'bertscope " in timed.err
-    assert "a published peak, for steps of 25 ms and more" in timed.err
+    assert f"no time: there is no calibration of {words[3]}, " in timed.err
+    assert "from 25 ms for training in one process, in a precision with a published peak" in timed.err
 
 
 def test_a_time_is_predicted_for_cuda_only(cli):
