@@ -258,9 +258,7 @@ class BertConfig:
         if values.get("id2label") is not None:
             labels = values["id2label"]
             if not isinstance(labels, Mapping) or not labels:
-                raise ConfigError(
-                    f"id2label must map numbers to label names; got {shown_value(labels)}", field="id2label"
-                )
+                raise ConfigError(f"id2label must map numbers to names; got {shown_value(labels)}", field="id2label")
             fields["num_labels"] = len(labels)
         return cls(**fields, ignored=tuple(ignored))
 

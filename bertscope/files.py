@@ -198,9 +198,7 @@ class _Loader(yaml.SafeLoader):
         """Compose a node as PyYAML does; raise for an alias."""
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(
-                problem="aliases (*name) are not allowed; write the value out", problem_mark=mark
-            )
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are refused; write the value out", problem_mark=mark)
         return super().compose_node(parent, index)
 
 
@@ -243,9 +241,7 @@ def _mapping(node: yaml.MappingNode, path: Path) -> Mapping:
             raise SourceError("a key must be one plain word", where=f"{path}:{line}")
         key = key_node.value
         if key in entries:
-            raise SourceError(
-                f"{key!r} is set twice, first on line {entries[key].line}; keep one", where=f"{path}:{line}"
-            )
+            raise SourceError(f"{key!r} is set twice (line {entries[key].line}); keep one", where=f"{path}:{line}")
         entries[key] = Entry(_value(value_node, path), path, line)
     return entries
 
@@ -310,16 +306,12 @@ def _json_members(text: str, path: Path) -> Mapping:
         line += text.count("\n", counted, position)
         counted = position
         if len(members) >= MAX_FIELDS:
-            raise SourceError(
-                f"more than {MAX_FIELDS:,} fields, the most that are read of such a file", where=f"{path}:{line}"
-            )
+            raise SourceError(f"more than {MAX_FIELDS:,} fields, the most that are read", where=f"{path}:{line}")
         key, position = scanstring(text, position, True)
         take(":", "':' was expected")
         value, position = decoder.raw_decode(text, _SPACE.match(text, position).end())  # type: ignore[union-attr]
         if key in members:
-            raise SourceError(
-                f"{key!r} is set twice, first on line {members[key].line}; keep one", where=f"{path}:{line}"
-            )
+            raise SourceError(f"{key!r} is set twice (line {members[key].line}); keep one", where=f"{path}:{line}")
         members[key] = Entry(value, path, line)
         mark = take(",}", "',' or '}' was expected")
         if mark == "," and (mark := take('"}', "a key in double quotes was expected")) == "}":

@@ -40,9 +40,7 @@ def _check_limits() -> None:
         for limit, option, needed_mib in ((resource.RLIMIT_AS, "-v", 600), (resource.RLIMIT_DATA, "-d", 190)):
             allowed, _ = resource.getrlimit(limit)
             if 0 <= allowed < needed_mib << 20:
-                raise MemoryError(
-                    f"'ulimit {option}' allows {allowed >> 20} MiB; torch needs at least {needed_mib} MiB"
-                )
+                raise MemoryError(f"'ulimit {option}' allows {allowed >> 20} MiB; torch needs {needed_mib} MiB")
 
 
 class _LaterKernels(ModuleType):

@@ -106,7 +106,7 @@ def _named(checkpoint: Checkpoint) -> _Named:
     for tensor in checkpoint.tensors:
         if "/" in tensor.name and checkpoint.format in ("safetensors", "pytorch"):
             raise SourceError(
-                f"{tensor.name!r} is a TensorFlow name; convert the checkpoint first", where=str(checkpoint.path)
+                f"{tensor.name!r} is a TensorFlow name; convert the file first", where=str(checkpoint.path)
             )
     tensors = (tensor for tensor in checkpoint.tensors if not tensor.name.startswith(checkpoint.modules or "\0"))
     return [(name_in_torch(tensor.name) if checkpoint.format == "gguf" else tensor.name, tensor) for tensor in tensors]

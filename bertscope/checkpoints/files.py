@@ -238,18 +238,14 @@ def opened(path: Path, budget: Budget) -> Iterator[OpenFile]:
     """Open a regular file; raise SourceError for a folder, a pipe, or a second name for an open file."""
     with readable(path):
         if path.is_dir():
-            raise SourceError(
-                f"{path} is a folder without weights; name one with model.safetensors or pytorch_model.bin"
-            )
+            raise SourceError(f"{path} has no weights; name a folder with model.safetensors or pytorch_model.bin")
         if path.exists() and not path.is_file():
             raise SourceError(f"{path} is not a regular file; name a checkpoint")
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())
             first = budget.names.setdefault((status.st_dev, status.st_ino), path.name)
             if first != path.name:
-                raise SourceError(
-                    f"the shards {first} and {path.name} are one file; remove one", where=str(budget.path)
-                )
+                raise SourceError(f"shards {first} and {path.name} are one file; remove one", where=str(budget.path))
             yield OpenFile(path, stream, status.st_size, budget)
 
 

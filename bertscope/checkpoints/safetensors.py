@@ -33,7 +33,7 @@ def read_safetensors(file: OpenFile) -> StoredFile:
     length = file.number(8)
     if length > file.size - 8:
         raise file.broken(
-            f"the header says it has {length:,} bytes and the file has {file.size:,}: truncated or no safetensors"
+            f"the header says it has {length:,} bytes and the file has {file.size:,}: truncated, or another format"
         )
     if length > MAX_HEADER_BYTES:
         raise file.broken(f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")

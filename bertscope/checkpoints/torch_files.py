@@ -300,7 +300,7 @@ def read_zip(file: OpenFile) -> StoredFile:
         record = entries.get(f"{folder}data/{storage.key}")
         if record is None or record.file_size != storage.bytes or record.compress_size != storage.bytes:
             raise file.broken(
-                f"the record data/{storage.key[:40]} is absent or has not the {storage.bytes:,} bytes it should"
+                f"the record data/{storage.key[:40]} is absent or lacks the {storage.bytes:,} bytes it should"
             )
     used = {tensor.storage.key for _, tensor in tensors}
     tensor_bytes, other_bytes = (sum(storage.bytes for key, storage in storages.items() if (key in used) == is_used)
@@ -538,9 +538,7 @@ def read_zero(file: OpenFile) -> StoredFile:
     ranks = {name[1] for path in file.path.parent.iterdir() if (name := _RANK.search(path.name))}
     if len(ranks) > 1:
         shown = ", ".join(sorted(ranks)[:4])
-        raise file.broken(
-            f"a tensor-parallel part of a model in {len(ranks)} ({shown}); merge them and count the result"
-        )
+        raise file.broken(f"a tensor-parallel part of a model in {len(ranks)} ({shown}); merge and count them")
     groups = [group for field in _SHAPES for group in _listed(top.get(field)) if isinstance(group, PickledDict)]
     shapes = {str(name): shape for group in groups for name, shape in group.items() if isinstance(shape, tuple)}
     parts = [FilePart(file=path.name, what=_use(path), bytes=path.stat().st_size)

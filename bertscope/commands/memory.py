@@ -197,9 +197,7 @@ def why(call: CommandLine) -> None:
     with progress_shown():
         report = bertscope.why(call.file, call.about(source))
     if call.plot is not None and not report.timeline:
-        raise SelectionError(
-            f"{report.name} has no history to draw: record it with torch.cuda.memory._record_memory_history()"
-        )
+        raise SelectionError(f"{report.name} has no history: record it with torch.cuda.memory._record_memory_history()")
     call.show_all(report)
     if call.plot is not None:
         from bertscope.views.why import history_svg

@@ -64,9 +64,7 @@ def _weights(call: CommandLine, model: str | None = None) -> Checkpoint:
 
 def _expected(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,30}|[0-9]{1,3}(,[0-9]{3}){1,9}|[0-9]{1,3}(_[0-9]{3}){1,9}", text.strip(), re.ASCII):
-        raise SelectionError(
-            f"--expect takes a number of parameters such as 109482240 or 109,482,240; got {text[:40]!r}"
-        )
+        raise SelectionError(f"--expect takes a number of parameters, 109482240 or 109,482,240; got {text[:40]!r}")
     return int(re.sub(r"[,_]", "", text))
 
 

@@ -77,9 +77,7 @@ def _write(commit: str, folder: Path) -> None:
             blobs[folder / path] = blob
             total += int(size)
     if total > MAX_BYTES:
-        raise SourceError(
-            f"the revision has {total >> 20:,} MiB of files; {MAX_BYTES >> 20} MiB are the most for --base"
-        )
+        raise SourceError(f"the revision has {total >> 20:,} MiB; {MAX_BYTES >> 20} MiB is the most for --base")
     content = _git("cat-file", "--batch", stdin=b"\n".join(blobs.values()))
     begin = 0
     for file in blobs:

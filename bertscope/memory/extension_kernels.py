@@ -130,9 +130,7 @@ def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rul
             try:
                 torch.library.register_fake(name, outputs)
             except RuntimeError as error:
-                raise SelectionError(
-                    f"{name} takes no rule: {error}; import the module that defines it first"
-                ) from None
+                raise SelectionError(f"{name} takes no rule: {error}; import its module first") from None
         else:
             _replace(name, outputs, scratch)
         KERNELS[name] = Kernel("the user's code", outputs, scratch and partial(_of_arguments, scratch))

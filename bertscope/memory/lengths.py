@@ -45,9 +45,7 @@ def traced_lengths(lengths: list[int]) -> list[int]:
 class LengthSteps:
     """A run's steps with sequences of these lengths, the shortest first: their peaks, FLOPs and largest batches."""
 
-    def __init__(
-        self, simulator: Simulator, run: RunConfig, counts: Mapping[int, int], *, is_exact: bool = True
-    ) -> None:
+    def __init__(self, simulator: Simulator, run: RunConfig, counts: dict[int, int], *, is_exact: bool = True) -> None:
         self.is_exact, self.counts = is_exact, counts
         self.total, self.longest = sum(counts.values()), max(counts)
         self.tokens = sum(length * count for length, count in counts.items())

@@ -138,9 +138,8 @@ class Parallelism(Settings):
         mesh = self.mesh or str(self.world_size)
         ranks = prod(mesh_sizes(mesh))
         if len(mesh_sizes(mesh)) != len(names):
-            raise SettingError(
-                f"{{mesh}} of {{strategy}} {self.strategy} takes {form}; got {mesh}", ["mesh", "strategy"]
-            )
+            text = f"{{mesh}} of {{strategy}} {self.strategy} takes {form}; got {mesh}"
+            raise SettingError(text, ["mesh", "strategy"])
         if self.world_size not in (1, ranks):
             raise SettingError(
                 f"{{mesh}} {mesh} has {ranks:,} ranks and {{world_size}} is {self.world_size:,}; give one of them",

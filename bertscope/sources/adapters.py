@@ -93,9 +93,7 @@ def read_adapter(
         )
     for key, entry in entries.items():
         if entry.value and key not in _WITHOUT_EFFECT | _KEYS:
-            raise entry.error(
-                f"{key[:60]} is not supported here; got {_shown(entry)}; remove it, or set it to null", key
-            )
+            raise entry.error(f"{key[:60]} is not supported; got {_shown(entry)}; remove it, or set it to null", key)
         is_text = key == "target_modules" and isinstance(entry.value, str) and entry.value != ALL_LINEAR
         if is_text and not re.fullmatch(r"\w+(\.\w+)+", entry.value):  # a path is a regular expression of one layer
             raise entry.error(

@@ -276,9 +276,7 @@ class BertSource(ModelSource):
             line = self.config_lines.get("architectures")
             raise unknown_architecture(source.architecture).at(f"{self.path}:{line}" if architecture is None else "")
         if options.get("add_pooling_layer") is not None and source.architecture != "BertModel":
-            raise ConfigError(
-                f"only BertModel comes with and without a pooler; {source.architecture} decides by itself"
-            )
+            raise ConfigError(f"only BertModel comes with and without a pooler; {source.architecture} decides itself")
         return source
 
     def with_fields(self, fields: Mapping[str, object]) -> BertSource:
@@ -375,9 +373,7 @@ def preset_of(entries: Entries, path: Path, *, allow_code: bool = False) -> Bert
     entries.refuse_unknown(KEYS, "the preset")
     for needed in ("architecture", "config"):
         if needed not in entries:
-            raise ConfigError(
-                f"the key {needed!r} is missing; a preset needs architecture and config", where=f"{path}:1"
-            )
+            raise ConfigError(f"{needed!r} is missing; a preset needs architecture and config", where=f"{path}:1")
     fields, architecture = entries["config"].mapping("config", RULES), entries["architecture"]
     try:
         config = BertConfig(**fields.plain())

@@ -361,9 +361,7 @@ def _read(location: _Place, is_base: bool) -> ModelSource:
             f"{shlex.quote(str(path))}"
         )
     if location.is_folder and not location.config:
-        raise SourceError(
-            f"{path} has no config.json, adapter_config.json or checkpoint; name a folder or file with one"
-        )
+        raise SourceError(f"{path} has no config.json, adapter_config.json or checkpoint; name one that has")
     if path.suffix == ".py":
         classes: list[str] = []
         if path.is_file():

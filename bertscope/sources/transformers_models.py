@@ -197,9 +197,7 @@ def file_notes(members: Mapping[str, Any]) -> str:
     """Return notes on what a configuration says and bertscope does not follow; an empty text without any."""
     notes = []
     if members.get("auto_map"):
-        notes.append(
-            "auto_map names code in the model's repository, which is not run: its network may differ from this"
-        )
+        notes.append("auto_map names code in the model's repository, which is not run: its network may differ")
     if quantized := members.get("quantization_config"):
         try:
             how = Quantization.of(quantized, None)

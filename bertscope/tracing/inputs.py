@@ -292,9 +292,7 @@ def loss_of(output: Any) -> tuple[torch.Tensor, str]:
         return loss, "the loss"
     floating = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
     if not floating:
-        raise SelectionError(
-            f"the module returns no floating-point tensor for backward; use {name_of('mode')} inference"
-        )
+        raise SelectionError(f"the module returns no float tensor for backward; use {name_of('mode')} inference")
     return floating[0].sum(), "the sum of the first output (other outputs are unused)"
 
 

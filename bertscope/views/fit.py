@@ -188,10 +188,8 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
         yield step.LORA_NOTE
     is_math = report.gpu and report.subject.attention == "sdpa" and sdpa_kernel(report.gpu, BF16.name) == "math"
     if report.gpu and is_math and any(BF16.name in one.precision for one in report.rows):
-        yield (
-            f"{report.gpu.name} has no fused attention kernel for {BF16.name}, so attention saves its scores; "
-            f"{FP16.name} has one."
-        )
+        lacks = f"{report.gpu.name} has no fused attention kernel for {BF16.name}"
+        yield f"{lacks}, so attention saves its scores; {FP16.name} has one."
     yield Heading("How the numbers were obtained")
     yield step.margin_note(row.cost)
     if report.run.device == CUDA:
@@ -222,10 +220,8 @@ def _gpu_notes(report: FitReport) -> Iterator[str]:
         is_range = cost.context.low_bytes < cost.context.high_bytes
         where = f", published{source}; {named('context')} sets yours" if is_range else ""
         yield f"{f'{gpu.name}: {gpu.source}. ' if gpu else ''}CUDA context: {context}{where}."
-    yield (
-        f"on the GPU: reserved with {bytes_text(cost.workspace_bytes)} for cuBLAS, and the context; "
-        "nvidia-smi may show 3.5 % more."
-    )
+    reserved = f"reserved with {bytes_text(cost.workspace_bytes)} for cuBLAS, and the context"
+    yield f"on the GPU: {reserved}; nvidia-smi may show 3.5 % more."
 
 
 def way(precision: str, strategy: str) -> str:
@@ -291,9 +287,8 @@ def _compared_settings(reports: Sequence[FitReport]) -> str:
     row, precisions = _answering_row(first), {_answering_row(report).precision for report in reports}
     batch = f"batch {count_text(first.asked_batch)}" if first.asked_batch else ""
     facts = [batch, *([] if first.length_given else [f"seq {count_text(row.seq)}"])]
-    return step.settings_line(
-        first, *facts, *(step.precision_text(first, name) for name in precisions if len(precisions) == 1)
-    )
+    facts += [step.precision_text(first, name) for name in precisions if len(precisions) == 1]
+    return step.settings_line(first, *facts)
 
 
 def _compared_tip(reports: Sequence[FitReport]) -> str:
@@ -365,10 +360,8 @@ def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]
     yield Heading("Settings")
     how = row_words("checkpointing", report.run.checkpointing)
     yield f"{step.assumed(report, report.run.precision)}, {how}"
-    yield (
-        f"{counted(report.sequences, 'sequence')} of {report.shortest} to {report.longest} "
-        f"tokens, mean {report.mean:.1f}: {report.source}"
-    )
+    lengths = f"{report.shortest} to {report.longest} tokens, mean {report.mean:.1f}"
+    yield f"{counted(report.sequences, 'sequence')} of {lengths}: {report.source}"
     if report.truncated:
         verb = "is" if report.truncated == 1 else "are"
         yield f"{counted(report.truncated, 'longer sequence')} {verb} cut to {report.longest} tokens."

@@ -119,7 +119,7 @@ def test_a_function_of_a_compiled_module_is_replaced_on_tensors_without_values(s
 def test_a_second_rule_for_a_kernel_is_refused():
     with pytest.raises(SelectionError, match="flash_attn_backward has a rule already, from flash-attn"):
         bertscope.kernel("flash_attn::_flash_attn_backward")(torch.empty_like)
-    with pytest.raises(SelectionError, match=r"nowhere::op takes no rule: .*; import the module that defines it first"):
+    with pytest.raises(SelectionError, match=r"nowhere::op takes no rule: .*; import its module first"):
         bertscope.kernel("nowhere::op")(torch.empty_like)
     with pytest.raises(SelectionError, match=r"a kernel is namespace::operator or module.function; got 'scale'"):
         bertscope.kernel("scale")(torch.empty_like)
