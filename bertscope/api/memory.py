@@ -325,7 +325,9 @@ def _profile_source(source: ModelSource, request: Request) -> MemoryReport:
     if wants_calibration and (runs[0].device != CUDA or measurement.nproc is not None):
         raise request.error("--save measures a CUDA GPU in one process: give {device} cuda, and no {nproc}", "device")
     if runs[0].device == CUDA and not may_have_cuda():  # else the child says it, after 3 s of loading torch
-        raise request.error("torch finds no GPU here; use {device} cpu, or estimate with {device} cuda", "device")
+        raise request.error(
+            "torch finds no CUDA device here; use {device} cpu, or estimate with {device} cuda", "device"
+        )
     if runs[0].parallelism.world_size != ranks:
         name = "mesh" if "mesh" in request.named else "world_size"
         raise request.error(

@@ -102,8 +102,9 @@ def profile(call: CommandLine) -> int:
     failed = [variant for variant in report.variants if variant.failure]
     with ExitStack() as outputs:  # in the reverse order, each though another fails
         if (calibration := extras.get("calibration")) is not None:
-            text_for = lambda path: with_saved(calibration, path).to_json()  # noqa: E731
-            outputs.callback(_write, call.save, text_for, "the calibration is")
+            outputs.callback(
+                _write, call.save, lambda path: with_saved(calibration, path).to_json(), "the calibration is"
+            )
         if is_shown:
             outputs.callback(_write_timeline, call, report)
         if extras.get("snapshot") is not None:
