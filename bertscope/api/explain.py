@@ -126,8 +126,8 @@ def diagram(
         seq = requests.length_of(asked_inputs.seq or None, *sides, batch=asked_inputs.batch, texts=asked_inputs.input)
         forward_inputs = ForwardInputs(**{**forward_inputs, "seq": seq})
         forward_inputs = forward_inputs if kind == "forward" or forward_inputs != ForwardInputs() else None
-    given = forward_inputs or ForwardInputs()
-    if given.input if is_bert else given.cache or given.head_mask:
+    settings = forward_inputs or ForwardInputs()
+    if settings.input if is_bert else settings.cache or settings.head_mask:
         unused = f"{name_of('input')} has no effect on a BERT"
         if not is_bert:
             unused = f"{name_of('cache')} and {name_of('head_mask')} have an effect on a BERT only"

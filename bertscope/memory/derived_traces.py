@@ -57,8 +57,8 @@ class _Repetition:
         """Return the trace with all copies."""
         shallow, changes = self.shallow, self._with_all_norms()
         origins = [(row.block.path, (row.block[0], row.block[2:], row[1:])) for row in self.rows]
-        made = lambda path, origin: Kind(Block(origin[0], path, *origin[1]), *origin[2])  # noqa: E731
-        moved_kind, kinds = self._numbered(origins, made)
+        kind_of = lambda path, origin: Kind(Block(origin[0], path, *origin[1]), *origin[2])  # noqa: E731
+        moved_kind, kinds = self._numbered(origins, kind_of)
         pairs = [(path, (phase, operator)) for phase, path, operator in shallow.places]
         moved_place, places = self._numbered(pairs, lambda path, pair: (pair[0], path, pair[1]))
         held: list[int] = []

@@ -362,9 +362,9 @@ class FactorySource(ModelSource):
             for name in attribute.split("."):
                 if not hasattr(target, name):
                     items = vars(target).items()
-                    own = [key for key, item in items if getattr(item, "__module__", "") == module_name]
+                    names = [key for key, item in items if getattr(item, "__module__", "") == module_name]
                     lacks = f"{module_name} has no attribute {name!r}"
-                    raise SourceError(f"{self.name}: {lacks}; {suggestion(name, own)}")
+                    raise SourceError(f"{self.name}: {lacks}; {suggestion(name, names)}")
                 target = getattr(target, name)
             if isinstance(target, nn.Module):  # one object for all builds, which runs would change
                 if device != "meta" and any(param.is_meta for param in target.parameters()):

@@ -346,8 +346,8 @@ def _used(code: str) -> str:
     used, todo = set[str](), parts.keys() & _ROOTS.split()
     while todo:
         used |= todo
-        words = {name for part in todo for name in re.findall(r"\w+", parts.get(part, ""))}
-        todo = words & (parts | imports).keys() - used
+        mentioned = {name for part in todo for name in re.findall(r"\w+", parts.get(part, ""))}
+        todo = mentioned & (parts | imports).keys() - used
     heads = dict[str, list[str]]()
     for name in sorted(used & imports.keys()):
         heads.setdefault(imports[name], []).append(name)
