@@ -116,7 +116,7 @@ def test_a_large_file_is_left_out_and_too_many_are_refused(cli, repository, monk
     monkeypatch.setattr("bertscope.commands.revision._LARGEST", 999)
     assert cli("diff", "--base", "HEAD", "config.json").code == 0
     monkeypatch.setattr("bertscope.commands.revision.MAX_BYTES", 100)
-    assert "are the most for --base" in cli("diff", "--base", "HEAD", "config.json").err
+    assert "the most for --base" in cli("diff", "--base", "HEAD", "config.json").err
 
 
 def test_outside_a_repository_git_says_so(cli, tmp_path, monkeypatch):
