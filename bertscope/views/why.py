@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -34,60 +33,14 @@ _OTHER_REMEDIES = {
                    "eval_accumulation_steps=1)."),
 }  # fmt: skip
 _CHANGES = "Use a GPU with more memory, LoRA adapters, an 8-bit optimizer or 16 bits."
-# The causes whose texts have only values: the cause, and below it the fix.
-_TEXTS = """
-why_optimizer: The optimizer state holds {share}.
-An 8-bit optimizer needs a quarter of it.
-why_parameters: The parameters hold {share}.
-Store them in 16 bits, or train LoRA adapters, which need few gradients and little optimizer state.
-why_outputs: The outputs of {passes} earlier passes stay on the GPU: {size}, {each} each.
-Move what you keep to the CPU: output.detach().cpu(){at}.
-why_losses: Memory grows by {each} with every forward pass: {size} after {passes}.
-Keep loss.item() in the list of losses, not loss{at}.
-why_previous: The outputs of the previous forward pass are still alive: {size}.
-Delete them before the next one: del outputs, loss{at}.
-why_cache: The key-value cache of generate() holds {size}.
-Generate fewer tokens, or in smaller batches{at}.
-why_copy: A copy of the weights (deepcopy) holds {size}.
-Keep the copy on the CPU{at}.
-why_optimizers: The optimizer state exists twice: the older one holds {size}.
-Delete the replaced optimizer and everything that refers to it{at}.
-why_gradients: Gradients of the previous step are alive in the forward pass: {size}.
-Call optimizer.zero_grad() right after optimizer.step().
-why_lengths: Fragmentation, as shapes change: {size} is reserved but unused.
-Pad to a few fixed lengths{at}, or set {expandable}. Blocks of one line have {size_low} to {size_high}.
-why_private: CUDA graphs hold {size} in private memory pools.
-Capture fewer graphs, or let them share a pool.
-why_waiting: {size} is freed but waits for another CUDA stream (record_stream).
-Synchronize the streams earlier.
-why_attention: Attention scores need {size}.
-Use fused attention, which stores none: attn_implementation='sdpa'{at}.
-why_logits: Logits and their loss need {size}.
-Compute the loss in chunks of tokens{at}.
-why_foreach: Temporary tensors of the optimizer hold {size}.
-Create the optimizer with fused=True or foreach=False.
-why_buckets: The buckets of DistributedDataParallel hold {size}.
-Give it gradient_as_bucket_view=True{at}.
-why_data: Tensors from before the first forward pass hold {size}.
-If they are data, move one batch at a time to the GPU{at}.
-why_before: {size} was allocated before the recording began.
-Begin the recording before the model is built, or name MODEL for an estimate of its parts.
-why_other: Other processes hold {share} on this GPU.
-End them (nvidia-smi lists them), or use another GPU.
-why_shared: {size} is allocated, the GPU has {size_total}: the rest is in slow CPU memory.
-{lower}, or use checkpointing or 16 bits, until all of it is on the GPU.
-why_free: {size} was free, and yet a request for {size_tried} failed.
-Look for a limit (container, MIG slice, ulimit), or a process that has ended since (nvidia-smi).
-"""
-_CAUSES = {key: texts for key, *texts in re.findall(r"(why_\w+): (.*)\n(.*)", _TEXTS)}
 
 
 def finding_text(report: WhyReport, finding: WhyFinding) -> tuple[str, str]:
     """Return a cause as a sentence of at most 100 characters, and its fix."""
     line = finding.values.get("line", "")
     at = f" ({line.replace(' (', ' in ').removesuffix(')')})" if line else ""
-    lower = "Lower the batch size or sequence length"
-    v = SimpleNamespace(at=at, tried=bytes_text(report.tried_bytes or 0), lower=lower, expandable=_EXPANDABLE)
+    v = SimpleNamespace(at=at, tried=bytes_text(report.tried_bytes or 0))
+    v.lower = "Lower the batch size or sequence length"
     has_head = report.subject is None or report.subject.has_head  # without one its logits are missing
     *first, last = [named(name) for name in ("batch", "seq", "precision", "architecture")[: 3 if has_head else 4]]
     those = f"Are {', '.join(first)} and {last} those of the run?"
@@ -97,18 +50,20 @@ def finding_text(report: WhyReport, finding: WhyFinding) -> tuple[str, str]:
         setattr(v, name, bytes_text(value) if is_size else part_name(value) if name == "part" else value)
     if "size" in finding.values:
         v.share = share_of(finding.values["size"], finding.values.get("size_total", report.allocated_bytes))
-    if finding.key in _CAUSES:
-        cause, fix = (text.format(**vars(v)) for text in _CAUSES[finding.key])
-        return cause, fix
-    return _text(report, finding, v)
+    return _held_text(report, finding, v) or _failed_text(report, finding, v)
 
 
-def _text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str]:
-    """Return the text of a cause that depends on more than its values, which `v` has as texts."""
+def _held_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str] | None:
+    """Return the text of a cause that is in what the tensors hold; `v` has the values as texts."""
     match finding.key:
         case "why_activations":
             frees = f", or use checkpointing, which frees up to {v.size_frees}" if finding.frees_bytes else ""
             return f"Activations hold {v.share}: the backward pass needs them.", f"Lower the batch size{frees}{v.at}."
+        case "why_optimizer":
+            return f"The optimizer state holds {v.share}.", "An 8-bit optimizer needs a quarter of it."
+        case "why_parameters":
+            cause = f"The parameters hold {v.share}."
+            fix = "Store them in 16 bits, or train LoRA adapters, which need few gradients and little optimizer state."
         case "why_graph":
             graphs = f"The graphs of {v.passes} earlier forward passes are" if v.passes > 1 else "An earlier graph is"
             cause = f"{graphs} still alive: {v.size}."
@@ -117,18 +72,78 @@ def _text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str]:
             passes = f"{v.passes} forward passes" if v.passes > 1 else "A forward pass"
             cause = f"{passes} without a backward pass saved activations: {v.size}."
             fix = f"Evaluate under torch.no_grad(){v.at}."
+        case "why_outputs":
+            cause = f"The outputs of {v.passes} earlier passes stay on the GPU: {v.size}, {v.each} each."
+            fix = f"Move what you keep to the CPU: output.detach().cpu(){v.at}."
+        case "why_losses":
+            cause = f"Memory grows by {v.each} with every forward pass: {v.size} after {v.passes}."
+            fix = f"Keep loss.item() in the list of losses, not loss{v.at}."
+        case "why_previous":
+            cause = f"The outputs of the previous forward pass are still alive: {v.size}."
+            fix = f"Delete them before the next one: del outputs, loss{v.at}."
+        case "why_cache":
+            cause = f"The key-value cache of generate() holds {v.size}."
+            fix = f"Generate fewer tokens, or in smaller batches{v.at}."
         case "why_models":
             times, copies = ("twice", "second copy holds") if v.times == 2 else (f"{v.times} times", "others hold")
             both = " and ".join(dict.fromkeys(filter(None, (v.line, v.other))))
             cause = f"The model is on the GPU {times}: the {copies} {v.size}."
             fix = f"Delete what is unused; they are loaded at {both}."
+        case "why_copy":
+            return f"A copy of the weights (deepcopy) holds {v.size}.", f"Keep the copy on the CPU{v.at}."
+        case "why_optimizers":
+            cause = f"The optimizer state exists twice: the older one holds {v.size}."
+            fix = f"Delete the replaced optimizer and everything that refers to it{v.at}."
+        case "why_gradients":
+            cause = f"Gradients of the previous step are alive in the forward pass: {v.size}."
+            fix = "Call optimizer.zero_grad() right after optimizer.step()."
         case "why_fragmentation":
             small = f", in pieces below {v.tried}" if report.moment == OOM else ""
             return f"Fragmentation: {v.size} is reserved but unused{small}.", f"{_EXPANDABLE} python train.py"
+        case "why_lengths":
+            cause = f"Fragmentation, as shapes change: {v.size} is reserved but unused."
+            fix = (
+                f"Pad to a few fixed lengths{v.at}, or set {_EXPANDABLE}. Blocks of one line have {v.size_low} to "
+                f"{v.size_high}."
+            )
+        case "why_private":
+            cause = f"CUDA graphs hold {v.size} in private memory pools."
+            fix = "Capture fewer graphs, or let them share a pool."
+        case "why_waiting":
+            cause = f"{v.size} is freed but waits for another CUDA stream (record_stream)."
+            fix = "Synchronize the streams earlier."
+        case "why_attention":
+            cause = f"Attention scores need {v.size}."
+            fix = f"Use fused attention, which stores none: attn_implementation='sdpa'{v.at}."
+        case "why_logits":
+            return f"Logits and their loss need {v.size}.", f"Compute the loss in chunks of tokens{v.at}."
+        case "why_foreach":
+            cause = f"Temporary tensors of the optimizer hold {v.size}."
+            fix = "Create the optimizer with fused=True or foreach=False."
+        case "why_buckets":
+            cause = f"The buckets of DistributedDataParallel hold {v.size}."
+            fix = f"Give it gradient_as_bucket_view=True{v.at}."
+        case "why_data":
+            cause = f"Tensors from before the first forward pass hold {v.size}."
+            fix = f"If they are data, move one batch at a time to the GPU{v.at}."
+        case _:
+            return None
+    return cause, fix
+
+
+def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str]:
+    """Return the text of a cause that is in the request, the GPU or the settings."""
+    match finding.key:
         case "why_request":
             total = f"; the GPU has {bytes_text(report.total_bytes)}" if report.total_bytes else ""
             cause = f"One tensor of {v.size} was requested{total}."
             fix = f"{v.lower}{v.at}. Tensors of this size are often attention scores (use sdpa) or logits."
+        case "why_before":
+            cause = f"{v.size} was allocated before the recording began."
+            fix = "Begin the recording before the model is built, or name MODEL for an estimate of its parts."
+        case "why_other":
+            cause = f"Other processes hold {v.share} on this GPU."
+            fix = "End them (nvidia-smi lists them), or use another GPU."
         case "why_limit":
             free = f", and {bytes_text(report.free_bytes)} is free" if report.free_bytes else ""
             cause = f"This process may use {v.size} only{free}."
@@ -138,6 +153,12 @@ def _text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, str]:
             cause = f"{'Metal' if is_metal else 'This process'} holds {v.size} outside PyTorch's tensors."
             fix = "It keeps a graph for each input shape: pad to a few fixed shapes, or call torch.mps.empty_cache()."
             fix = fix if is_metal else "Limit what other libraries in it may take (TensorFlow, JAX, vLLM, NCCL)."
+        case "why_shared":
+            cause = f"{v.size} is allocated, the GPU has {v.size_total}: the rest is in slow CPU memory."
+            fix = f"{v.lower}, or use checkpointing or 16 bits, until all of it is on the GPU."
+        case "why_free":
+            cause = f"{v.size} was free, and yet a request for {v.size_tried} failed."
+            fix = "Look for a limit (container, MIG slice, ulimit), or a process that has ended since (nvidia-smi)."
         case "why_full":
             outside = report.outside_bytes or 0
             cuda = f", CUDA {bytes_text(outside)}" if outside > 0.1 * finding.values["size_total"] else ""
