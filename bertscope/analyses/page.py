@@ -148,7 +148,7 @@ def model_part(
         modules = tree(model, name=source.name)
     most = positions(base_model_of(model))
     lengths = tuple(length for length in LENGTHS if length <= most < MAX_SIZE)  # an own module may have any limit
-    idle = idle_sizes(source.build(), inputs) if source.has_own_dtypes or inputs else set()
+    idle = idle_sizes(source, inputs)
     sizes = tuple(dict.fromkeys((seq, *(lengths if "seq" not in idle else ()))))
     work = FlopsRun(source=source, run=RunConfig(mode=INFERENCE, input=inputs))
     training = FlopsRun(source=source, run=run_config.counted(mode=TRAINING, checkpointing=NONE))

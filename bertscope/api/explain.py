@@ -174,7 +174,12 @@ def flops(
     source = source_of(request.subject, name=name)
     requests.refuse_idle_of(request, source)
     resolved = request.resolved(**QUESTIONS["flops"].defaults, **requests.default_length(request, source))
-    runs = [requests.with_own_sizes(run, source) for run, *_ in resolved]
+    runs = [run for run, *_ in resolved]
+    resized = requests.with_own_sizes(
+        runs[0], source
+    )  # a size that no input has was not named: all runs have its default
+    fixed = {key: getattr(resized, key) for key in ("batch", "seq") if getattr(resized, key) != getattr(runs[0], key)}
+    runs = [run.changed(**fixed) for run in runs]
     if runs[0].mode not in (INFERENCE, TRAINING):
         raise SelectionError(f"FLOPs depend on mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
     points = [tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq", "checkpointing")]

@@ -169,7 +169,7 @@ def with_own_sizes(run_config: RunConfig, source: ModelSource, inputs: Any = Non
     from bertscope.tracing import inputs as run_inputs
     from bertscope.tracing.log import tensors
 
-    idle = {"batch", "seq"} if inputs is not None else run_inputs.idle_sizes(source.build(), texts)
+    idle = {"batch", "seq"} if inputs is not None else run_inputs.idle_sizes(source, texts)
     if inputs is None:
         inputs = run_inputs.described_inputs(texts, run_config.batch, run_config.seq)
     first = next((item for item in tensors(inputs) if item.ndim), None)

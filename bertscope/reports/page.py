@@ -30,7 +30,7 @@ class ModelPart(Record):
     plan: PlanReport | None = None  # what to recompute, if that batch does not fit without recomputation
     forward: GraphReport | None  # None: the run of another model on meta failed
     layer: GraphReport | None
-    idle: tuple[str, ...] = ()  # those of batch and seq that change no input of own code
+    idle: tuple[str, ...] = ()  # sizes, batch or seq, that change no input of own code
 
     @property
     def name(self) -> str:

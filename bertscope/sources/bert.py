@@ -56,8 +56,8 @@ class Expectation(Record):
     """One expected value: `key` is `distinct_params`, `groups.embeddings`, `ties.ADDRESS`, `memory.NAME` ...
 
     `value` is a number, or the path that a tensor is tied to; `tolerance` is a share of the number, either way.
-    The value for `ties` is how many there are. `run` is the run whose FLOPs or memory is expected, and `sizes` are
-    those of batch and seq that its file names.
+    The value for `ties` is how many there are. `run` is the run whose FLOPs or memory is expected, and `sizes`
+    are the names among batch and seq that its file gives.
     """
 
     key: str

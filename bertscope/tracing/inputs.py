@@ -93,8 +93,14 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
         return {name: inspect.Parameter(name, kind, default=value) for name, value in defaults.items()}
 
 
-def idle_sizes(module: nn.Module, described: Collection[str]) -> set[str]:
-    """Return which of batch and seq change no input of the module; none where `example_inputs` decides."""
+def idle_sizes(source: ModelSource, described: Collection[str]) -> set[str]:
+    """Return which of batch and seq change no input of the model; none where `example_inputs` decides.
+
+    Only of own code and next to described inputs there may be one; for any other source nothing is built.
+    """
+    if not (described or source.has_own_dtypes):
+        return set()
+    module = source.build()
     if callable(getattr(module, "example_inputs", None)):
         return set()
 
@@ -108,15 +114,13 @@ def idle_sizes(module: nn.Module, described: Collection[str]) -> set[str]:
 def refuse_idle(described: Collection[Collection[str]], named: Collection[str], *sources: ModelSource) -> None:
     """Raise SettingError for a batch or a seq that is named and changes no input of any of these sources.
 
-    `described` has the described inputs of each run. Only of own code and next to such inputs neither may have an
-    effect; a source that cannot be built is refused elsewhere.
+    `described` has the described inputs of each run. A source that cannot be built is refused elsewhere.
     """
     idle = {*named}
     for source, texts in product(sources, described):
         known = set[str]()
-        if texts or source.has_own_dtypes:
-            with suppress(BertscopeError):
-                known = idle_sizes(source.build(), texts)
+        with suppress(BertscopeError):
+            known = idle_sizes(source, texts)
         idle &= known
     for name in sorted(idle):
         raise SettingError(f"{{{name}}} has no effect: no size of an input is {name[0].upper()}; leave it out", [name])
