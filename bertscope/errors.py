@@ -74,20 +74,30 @@ def named(setting: str) -> str:
 
 
 class Reason(str):
-    """A text in a report, with the keywords of Python, as JSON has it; `shown` returns it for a front end."""
+    """What is wrong, and after each "; " what to do, with the keywords of Python, as JSON has it.
+
+    `shown` returns it for a front end.
+    """
 
     marked: str
 
-    def __new__(cls, marked: str) -> Reason:
+    def __new__(cls, text: str) -> Reason:
         """Take a text with the names that `name_of` marks."""
-        text = super().__new__(cls, one_line(_NAMED.sub(r"\1", marked)))
-        text.marked = marked
-        return text
+        marked = text.marked if isinstance(text, Reason) else text
+        reason = super().__new__(cls, one_line(_NAMED.sub(r"\1", marked)))
+        reason.marked = marked
+        return reason
+
+    def parts(self) -> tuple[str, str]:
+        """Return what is wrong and its remedies for a front end, without those that name what it does not have."""
+        what, *remedies = self.marked.split("; ")
+        possible = [remedy for remedy in remedies if all(map(_form.get(), _NAMED.findall(remedy)))]
+        return tuple(_NAMED.sub(lambda match: named(match[1]), text) for text in (what, "; ".join(possible)))  # type: ignore[return-value]
 
 
 def shown(text: str) -> str:
-    """Return a text of a report for its view, with a Reason's settings as `named` names them."""
-    return one_line(_NAMED.sub(lambda match: named(match[1]), text.marked)) if isinstance(text, Reason) else text
+    """Return a text of a report or an error for its front end."""
+    return one_line("; ".join(filter(None, text.parts()))) if isinstance(text, Reason) else text
 
 
 class BertscopeError(Exception):
@@ -103,8 +113,7 @@ class BertscopeError(Exception):
     exit_code = 2
 
     def __init__(self, message: str, *, where: str = "") -> None:
-        self.text = message  # with the names of settings that `name_of` marks
-        self.message = self.spelled()
+        self.message = Reason(message)
         self.where = one_line(where)  # "file:line", when there is one
         super().__init__(self.message)
 
@@ -113,17 +122,8 @@ class BertscopeError(Exception):
 
     @property
     def marked(self) -> str:
-        """Return the error for the text of another one, which spells the names in it too."""
-        return f"{self.where}: {self.text}" if self.where else self.text
-
-    def spelled(self, form: Callable[[str], str] = str) -> str:
-        """Return the message with each setting in the form of a front end, such as `--batch`.
-
-        The form of what a front end does not have is empty: it leaves out the remedies that name it.
-        """
-        what, *remedies = self.text.split("; ")
-        shown = [remedy for remedy in remedies if all(map(form, _NAMED.findall(remedy)))]
-        return one_line(_NAMED.sub(lambda match: form(match[1]) or match[1], "; ".join([what, *shown])))
+        """Return the error for the text of another one, which names the settings in it too."""
+        return f"{self.where}: {self.message.marked}" if self.where else self.message.marked
 
     def at(self, where: str) -> BertscopeError:
         """Put a place (`file:line`) in front of the message, unless it already has one; return the error."""

@@ -15,7 +15,7 @@ import torch
 import bertscope
 from bertscope.commands.table import COMMANDS
 from bertscope.config import BertConfig
-from bertscope.errors import BertscopeError, SelectionError, name_of
+from bertscope.errors import BertscopeError, SelectionError, name_of, naming, shown
 from bertscope.settings import generate
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS
@@ -207,14 +207,16 @@ def test_an_error_names_keywords_in_python_and_options_on_the_command_line(cli):
     with pytest.raises(bertscope.BertscopeError) as raised:
         bertscope.estimate(torch.nn.Bilinear(3, 4, 5))
     assert "add input input1=SHAPE" in raised.value.message
-    assert "add --input input1=SHAPE" in raised.value.spelled(generate.option_form)
+    with naming(generate.option_form):
+        assert "add --input input1=SHAPE" in shown(raised.value.message)
     with pytest.raises(bertscope.BertscopeError, match="or use mode forward"):
         bertscope.estimate(ids.requires_grad_(False), inputs=torch.tensor([1]), mode="training", precision="stored")
     assert "--attention sdpa" in cli("estimate", "bert-tiny", "--attention", "flash_attention_2").err
     inner = SelectionError(f"use {name_of('batch')} 1")
     outer = BertscopeError(f"of the base model: {inner.marked}")  # the names in it are spelled too
     assert outer.message == f"of the base model: {inner}" == "of the base model: use batch 1"
-    assert outer.spelled(generate.option_form) == "of the base model: use --batch 1"
+    with naming(generate.option_form):
+        assert shown(outer.message) == "of the base model: use --batch 1"
 
 
 @pytest.mark.parametrize(

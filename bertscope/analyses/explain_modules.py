@@ -10,7 +10,7 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from bertscope.errors import BertscopeError, Reason, SelectionError, suggestion
+from bertscope.errors import BertscopeError, SelectionError, suggestion
 from bertscope.reports.base import Note, Shape
 from bertscope.reports.explain import Dims, ExplainReport, Formula, Step, Sum
 from bertscope.reports.layer_ranges import expand
@@ -215,7 +215,7 @@ def explain_modules(
     except BertscopeError as error:
         if inputs:
             raise
-        notes = (Note(key="explain_no_forward", values={"reason": Reason(error.text)}),)
+        notes = (Note(key="explain_no_forward", values={"reason": error.message}),)
     walk = _ModuleWalk(model, recorded)
     steps, at = walk.steps(walk.root), ""
     chosen = steps

@@ -16,7 +16,7 @@ from typing import Any
 import bertscope
 from bertscope.commands.options import option_row
 from bertscope.commands.table import COMMANDS
-from bertscope.errors import MissingExtraError, SelectionError, naming, one_line, suggestion, told
+from bertscope.errors import MissingExtraError, Reason, SelectionError, naming, one_line, shown, suggestion, told
 from bertscope.files import refuse_outside
 from bertscope.reports.page import ComparisonReport
 from bertscope.settings.request import Request, read_settings
@@ -85,13 +85,13 @@ def answer(tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         items = {key: value for key, value in {**known, **changes}.items() if key in rows and value is not None}
         return f"{name}({', '.join(f'{key}={one_line(repr(value), limit=99)}' for key, value in items.items())})"
 
-    try:
-        with naming(_form), asked_by(call):
+    with naming(_form), asked_by(call):
+        try:
             return _text(tool, dict(known)), False
-    except Exception as error:
-        if (refusal := told(error)) is None:
-            return f"internal error: {type(error).__name__}: {one_line(str(error))}", True
-        return ": ".join(filter(None, [refusal.where, refusal.spelled(_form)])), True
+        except Exception as error:
+            if (refusal := told(error)) is None:
+                return f"internal error: {type(error).__name__}: {one_line(str(error))}", True
+            return shown(Reason(refusal.marked)), True
 
 
 def _text(tool: str, arguments: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from bertscope.errors import SourceError, one_line, told
+from bertscope.errors import Reason, SourceError, naming, one_line, shown, told
 from bertscope.processes.signals import Leave, catch, is_debug, received
 
 INTERNAL, HANGUP, INTERRUPT, READER_GONE, TERMINATED = 70, 129, 130, 141, 143
@@ -58,7 +58,7 @@ def failure(error: BaseException) -> int:
 
         traceback.print_exception(type(error), error, error.__traceback__)
     if (known := told(error)) is not None:
-        return complain(known.spelled(form_of_option), known.exit_code, known.where)
+        return complain(known.message, known.exit_code, known.where)
     text = one_line(" ".join(str(error).split()), limit=200)
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return complain(f"{text}; raise the limit (ulimit -n)", 3)
@@ -87,10 +87,12 @@ def complain(message: str, code: int, where: str = "") -> int:
     """Print an error as one line, or as JSON if --format json is asked for; return the exit code."""
     # The words of the command line may ask for JSON even if they cannot be parsed.
     formats = re.findall(r"^(?:--format[=\n]|-f\n?)(.*)$", "\n".join(sys.argv[1:]), re.MULTILINE)
+    with naming(form_of_option):
+        text, (what, remedy) = shown(message), Reason(message).parts()
     if formats[-1:] == ["json"]:
-        print(_as_json(message, code, where), file=sys.stderr)
+        print(_as_json(what, remedy, code, where), file=sys.stderr)
         return code
-    line = f"error: {one_line(f'{where}: {message}' if where else message, limit=2000)}"
+    line = f"error: {one_line(f'{where}: {text}' if where else text, limit=2000)}"
     with contextlib.suppress(Exception):  # the package may be what is broken
         if sys.stderr.isatty():  # which shows it in lines of its width
             from bertscope.views import console
@@ -100,15 +102,15 @@ def complain(message: str, code: int, where: str = "") -> int:
     return code
 
 
-def _as_json(message: str, code: int, where: str) -> str:
-    """Return an error for a program: what is wrong, up to the first semicolon, and what to do."""
+def _as_json(what: str, remedy: str, code: int, where: str) -> str:
+    """Return an error for a program."""
     import json
 
-    named = None if where else re.match(r"(\S+:[0-9]+): ", message)
-    where, message = (named[1], message[named.end() :]) if named else (where, message)
-    what, _, remedy = one_line(message, limit=2000).replace("\uff1b", "; ", 1).partition("; ")  # a Chinese semicolon
+    named = None if where else re.match(r"(\S+:[0-9]+): ", what)
+    where, what = (named[1], what[named.end() :]) if named else (where, what)
     location = re.fullmatch(r"(.*):([0-9]+)", where)
     file, line = (location[1], int(location[2])) if location else (where or None, None)
+    what, remedy = one_line(what), one_line(remedy)
     fields = {"code": code, "message": what, "file": file, "line": line, "remedy": remedy or None}
     return json.dumps({"error": fields}, ensure_ascii=False)
 

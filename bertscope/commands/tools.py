@@ -48,7 +48,7 @@ def check(call: CommandLine) -> int:
     if is_updated:
         write(_updated(report), call.output)
     for finding in report.having("error"):
-        complain(shown(finding.message), 2)
+        complain(finding.message, 2)
     if report.having("error"):
         return 2
     return 1 if not call.update and report.having("failed") else 0

@@ -231,7 +231,7 @@ def sender() -> Callable[[str, Any], None]:
 
 def error_message(error: BertscopeError) -> tuple[str, Any]:
     """Return the message by which the parent of this process raises the error too."""
-    return ERROR, [error.text, error.where, error.exit_code]
+    return ERROR, [error.message.marked, error.where, error.exit_code]
 
 
 def run_entry(entry: str, failure: BertscopeError | None = None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
-from bertscope.errors import name_of, suggestion
+from bertscope.errors import name_of, naming, shown, suggestion
 from bertscope.frozen import Record
 from bertscope.settings.rows import (
     NO_PERMIT,
@@ -64,7 +64,7 @@ def read_settings(
         except SettingError as error:
             if not origin:
                 raise
-            raise SettingError(error.spelled(), error.names, where=origin) from None
+            raise SettingError(error.message, error.names, where=origin) from None
         if permit and table[name].names_code:
             values = tuple(value if isinstance(value, CodeObject) else CodeName(value) for value in values)
         source[name] = Value(values, origin, is_default)
@@ -84,7 +84,8 @@ def new_name(name: str, known: Collection[str] | None = None, form: Callable[[st
     """Return what to write instead of a setting, with names in a front end's form; empty if one is not known."""
     text = RENAMED.get(name, "")
     is_known = known is None or all(new in known for new in re.findall(r"\{(\w+)\}", text))
-    return SettingError(f"use {text}" if text.startswith("{") else text).spelled(form) if is_known else ""
+    with naming(form):
+        return shown(SettingError(f"use {text}" if text.startswith("{") else text).message) if is_known else ""
 
 
 def unknown_setting(name: str, known: Collection[str]) -> str:
@@ -270,7 +271,7 @@ def placed(error: SettingError, values: Mapping[str, Value]) -> SettingError:
     The other names stay marked: the outermost front end spells them as options or keywords.
     """
     places = {name: values[name].where for name in error.names if name in values and values[name].where}
-    text = error.text
+    text = error.message.marked
     for name in places:
         text = text.replace(name_of(name), name)
     return SettingError(text, error.names, where=next(iter(places.values()), ""))

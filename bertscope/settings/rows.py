@@ -281,7 +281,7 @@ def near_word(text: str, known: Collection[str]) -> str:
 
 def _plain(value: Any) -> str:
     """Return a value, or the message of an error, without braces."""
-    text = value.text if isinstance(value, BertscopeError) else str(value)
+    text = value.message.marked if isinstance(value, BertscopeError) else str(value)
     return text.replace("{", "(").replace("}", ")")
 
 
