@@ -74,7 +74,7 @@ def named(setting: str) -> str:
 
 
 class Reason(str):
-    """What is wrong, and after each "; " what to do, with the keywords of Python, as JSON has it.
+    """A sentence on what is wrong, and after each "; " what to do, with the keywords of Python, as JSON has it.
 
     `shown` returns it for a front end.
     """

@@ -19,7 +19,7 @@ from bertscope.errors import SelectionError, either_of
 from bertscope.settings.checkpointing import STRATEGIES
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
 from bertscope.settings.rows import WHOLE, Row
-from bertscope.settings.run_config import FLASH_KERNELS, QUESTIONS, SETTINGS, STORED, RunConfig
+from bertscope.settings.run_config import FLASH_KERNELS, PLAN_FORMS, QUESTIONS, SETTINGS, STORED, RunConfig
 from bertscope.settings.training import MAY_CHANGE, SAVERS
 from bertscope.sources.bert import preset_paths
 from bertscope.sources.find import DEFAULT_MODEL
@@ -51,12 +51,6 @@ def _output(written: str, *suffixes: str, text: str = "Write to FILE (atomically
 def _format(help: str, formats: tuple[str, ...], default: str | None = None) -> Row:
     return _row(help, default, choices=formats, section="common", option="format", flag="-f", metavar="FORMAT",
                 concerns=_WITH_FORMATS)  # fmt: skip
-
-
-def _emit() -> Row:
-    from bertscope.views.plan import FORMS  # and the reports of memory, which few commands need
-
-    return _row(f"Print the plan as {either_of(FORMS)}.", choices=FORMS, metavar="FORM")
 
 
 def _columns() -> Row:
@@ -235,7 +229,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                         metavar="N"),
     "may_change": _row(f"What else may change: {', '.join(SAVERS)} (same result); {', '.join(MAY_CHANGE)}.",
                        metavar="NAME[,...]"),
-    "emit": _emit,
+    "emit": _row(f"Print the plan as {either_of(PLAN_FORMS)}.", choices=PLAN_FORMS, metavar="FORM"),
     "plan.plot": _row("Plot memory against recompute FLOPs (.svg).", kind=Path, metavar="FILE"),
     "file": _row("A snapshot (.pickle) or a log with the error message; - reads stdin. A snapshot is the file of "
                  "torch.cuda.memory._dump_snapshot.", ..., metavar="FILE", is_argument=True),

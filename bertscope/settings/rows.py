@@ -120,6 +120,7 @@ class Row(Record):
     bare: str = ""  # the value of the option without a value
     of_modules: bool = True  # a module that a Python program gives does not determine it itself
     text: str = ""  # in reports, such as `batch {}`; name and value if it is empty
+    emitted: Collection[str] = ()  # the forms of a plan's code that have it; a comment in the others names it
     concerns: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # other settings -> has an effect
     # Values of other settings, or functions that return them, unless they are set too.
     implies: Mapping[str, Any] = field(default_factory=dict)

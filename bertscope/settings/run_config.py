@@ -36,6 +36,8 @@ PLAIN, TRAINER, FREED, LIGHTNING = "plain", "trainer", "freed", "lightning"
 FLASH_CAPABILITIES = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}
 FLASH_KERNELS = tuple(FLASH_CAPABILITIES)
 MARGIN = 0.05  # other processes, a desktop, and what an estimate leaves out need some of a GPU (docs/fit.md)
+CODE_FORMS = ("torch", "trainer", "lightning")  # in which a plan is emitted
+PLAN_FORMS = (*CODE_FORMS, "json")
 _TIMED_SECONDS = 15.0  # of all timed steps
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 # The loops, and what lives in them until the next forward has returned.
@@ -101,29 +103,29 @@ class RunConfig(Settings):
     batch: int = row(
         1, "The batch size per GPU and micro-batch.", section="common", low=1, metavar="N", flag="-b",
         trainer=dict.fromkeys(("per_device_train_batch_size", "per_gpu_train_batch_size"), training.whole_number),
-        of_modules=False,
+        of_modules=False, emitted=CODE_FORMS,
     )
     seq: int = row(
         128, "The sequence length in tokens.", section="common", low=1, metavar="N", flag="-s", text="seq {}",
-        of_modules=False,
+        of_modules=False, emitted=CODE_FORMS,
     )
     mode: str = row(
         TRAINING,
         "The mode: training, inference, evaluation or forward. inference: forward in eval mode; evaluation: the same "
         "with the loss; forward: forward in train mode; training: forward, backward and optimizer step.", choices=MODES,
-        section="common",
+        section="common", emitted=CODE_FORMS,
     )
     precision: str = row(
         FP32.name, "The precision, such as bf16 or autocast-fp16. The dtype of parameters and computation; with "
         "autocast the parameters keep their dtype; stored is the dtype that the model already has.",
-        section="common", choices=RUN_PRECISIONS, text="{}", trainer={
+        section="common", choices=RUN_PRECISIONS, text="{}", emitted=CODE_FORMS, trainer={
         BF16.name: training.flag(_AUTOCAST_BF16), FP16.name: training.flag(_AUTOCAST_FP16),
         "mixed_precision": training.words({None: None, False: None, "no": None, BF16.name: _AUTOCAST_BF16,
         FP16.name: _AUTOCAST_FP16}, FP32.name), },
     )
     optimizer: str = row(
         ADAMW, "The optimizer, such as adamw or sgd. Its other arguments have their defaults. custom is an optimizer "
-        "object or class that a Python call gives.", section="common",
+        "object or class that a Python call gives.", section="common", emitted=CODE_FORMS,
         choices=(NO_OPTIMIZER, *OPTIMIZERS, training.CUSTOM), text="optimizer {}", concerns=_OF_TRAINING,
         trainer={"optim": training.words(training.TRAINER_OPTIMIZERS, ADAMW),
         **{word: training.flag(name) for word, name in training.TRAINER_OPTIMIZERS.items()}},
@@ -145,21 +147,21 @@ class RunConfig(Settings):
         trainer={"weight_decay": _decay},
     )
     accumulate: int = row(
-        1, "The number of micro-batches in an optimizer step.", low=1, below=2**16, metavar="N",
+        1, "The number of micro-batches in an optimizer step.", low=1, below=2**16, metavar="N", emitted=CODE_FORMS,
         concerns=_OF_TRAINING, text="{} micro-batches", trainer={"gradient_accumulation_steps": training.whole_number},
     )
     keep_gradients: bool = row(
         False, "Zero the gradients instead of freeing them (set_to_none=False).", concerns=_OF_TRAINING,
-        text="gradients kept",
+        text="gradients kept", emitted=["torch"],
     )
     clip_grad_norm: bool = row(
         False, "Clip the gradient norm before the optimizer step.", text="gradients clipped", concerns=_OF_TRAINING,
-        trainer={"max_grad_norm": training.clips},
+        trainer={"max_grad_norm": training.clips}, emitted=CODE_FORMS,
     )
     grad_scaler: bool = row(
         False, "Scale the loss with torch.amp.GradScaler, for fp16.", text="GradScaler", concerns=_OF_TRAINING,
         yields_to=("precision",), trainer={FP16.name: training.flag(True), "mixed_precision": training.words({
-        None: None, False: None, "no": None, BF16.name: None, FP16.name: True}, FP32.name)},
+        None: None, False: None, "no": None, BF16.name: None, FP16.name: True}, FP32.name)}, emitted=CODE_FORMS,
     )  # accelerate scales the loss for fp16 (accelerator.py)
     ema: bool = row(
         False, "Keep an exponential moving average of the weights.", concerns=_OF_TRAINING,
@@ -170,7 +172,7 @@ class RunConfig(Settings):
         "The training loop: plain, trainer, freed or lightning. plain: output and loss live until the next forward "
         "returns; trainer: transformers' Trainer, which frees the output before backward; freed: nothing outlives its "
         "use; lightning: Lightning's automatic optimization, which frees gradients between forward and backward.",
-        choices=tuple(LOOPS), text="{} loop",
+        choices=tuple(LOOPS), text="{} loop", emitted=CODE_FORMS,
     )
     loss: str = row(
         MODEL, "The training loss, such as model, mnrl or triplet. model: the loss of the model's class, or the sum "
@@ -183,6 +185,7 @@ class RunConfig(Settings):
         0, "Compute the cross-entropy in N chunks of tokens, whose logits are recomputed in backward. The logits of "
         "all tokens never exist; 0 is the loss of the model's class.", below=1025, metavar="N",
         text="loss in {} chunks", concerns=_WITH_LOSS | {"loss": partial(eq, MODEL)}, of_modules=False,
+        emitted=["torch"],
     )
     pairs: int | None = row(
         None, f"The number of texts in an example, for {losses_with('pairs')}. Hard negatives are extra; the default "
@@ -206,7 +209,7 @@ class RunConfig(Settings):
     checkpointing: str = row(
         NONE, "Activation checkpointing, such as full or selective.", section="common", convert=_strategy,
         choices=strategies.EXAMPLE_STRATEGIES, split=strategies.split_strategies, metavar="STRATEGY", bare=COMPARED,
-        concerns=_WITH_GRADIENTS, text="checkpointing {}", of_modules=False,
+        concerns=_WITH_GRADIENTS, text="checkpointing {}", of_modules=False, emitted=CODE_FORMS,
         trainer=dict.fromkeys(("activation_checkpointing", "gradient_checkpointing"), training.recomputes),
     )
     reentrant: bool = row(
@@ -217,16 +220,16 @@ class RunConfig(Settings):
     )
     offload_activations: bool = row(
         False, "Hold what is saved for backward in the host's memory (torch.autograd.graph.save_on_cpu).",
-        text="activations offloaded", concerns=_WITH_GRADIENTS | _OF_CUDA,
+        text="activations offloaded", concerns=_WITH_GRADIENTS | _OF_CUDA, emitted=["torch"],
     )
     offload_optimizer: bool = row(
         False, "Hold optimizer state, gradients and a copy of the weights in the host's memory, and update there.",
-        text="optimizer offloaded", concerns=_OF_TRAINING | _OF_CUDA | {
+        text="optimizer offloaded", emitted=["torch"], concerns=_OF_TRAINING | _OF_CUDA | {
         "optimizer": _ON_HOST.__contains__, "strategy": partial(ne, ZERO1)},
     )
     step_in_backward: bool = row(
         False, "Update each parameter in backward as soon as its gradient is complete, and free the gradient.",
-        text="optimizer step in backward", concerns=_OF_TRAINING | {
+        text="optimizer step in backward", emitted=["torch"], concerns=_OF_TRAINING | {
         "optimizer": OPTIMIZERS.__contains__, "strategy": _ALONE_OR_SHARDED.__contains__},
     )
     compile: bool = row(
@@ -249,15 +252,15 @@ class RunConfig(Settings):
     quantize: str = row(
         STORED, "The weights of linear layers as bitsandbytes stores them: nf4, fp4, int8, with -dq also their scales "
         "quantized. The model is frozen but for its adapters; stored is what its config.json says.",
-        choices=(STORED, UNQUANTIZED, *QUANTIZED), text="{} weights",
+        choices=(STORED, UNQUANTIZED, *QUANTIZED), text="{} weights", emitted=CODE_FORMS,
     )
     device: str = row(
-        CPU, "The device: cpu or cuda.", section="gpu", choices=DEVICES, text="{}",
+        CPU, "The device: cpu or cuda.", section="gpu", choices=DEVICES, text="{}", emitted=CODE_FORMS,
         trainer={"use_cpu": training.flag(CPU), "no_cuda": training.flag(CPU)},
     )
     sdpa_kernel: str = row(
         "auto", "The CUDA kernel of fused attention. auto is torch's choice by dtype and mask.", section="gpu",
-        choices=KERNELS, concerns=_OF_CUDA,
+        choices=KERNELS, concerns=_OF_CUDA, emitted=CODE_FORMS,
     )
     expandable_segments: bool = row(
         False, "Use the CUDA allocator with expandable_segments:True.", section="gpu", concerns=_OF_CUDA

@@ -18,7 +18,7 @@ from bertscope.reports.step import UNCERTAIN, YES
 from bertscope.settings.checkpointing import ATTENTION
 from bertscope.settings.generate import changed, option_words, row_words
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import CUDA, RunConfig
+from bertscope.settings.run_config import CUDA, PLAN_FORMS, RunConfig
 from bertscope.settings.training import KEEPING_RESULTS, LEANER, QUANTIZING, TRAINER_OPTIMIZERS, predicts_next
 from bertscope.units import (
     FP32,
@@ -289,14 +289,6 @@ def plan_svg(report: PlanReport) -> str:
 _COMMENT_WIDTH = 100
 
 _ROOTS = "QUANTIZATION adapted PLAN save_operators train_step make_optimizer arguments SaveOperators"
-# What a plan, its first comment or a form has; a comment names all others.
-_WRITTEN = "batch seq mode precision optimizer device sdpa_kernel checkpointing accumulate quantize"
-_WRITTEN_BY = {
-    "torch": {"keep_gradients", "clip_grad_norm", "grad_scaler", "loop", *KEEPING_RESULTS},
-    "trainer": {"clip_grad_norm", "grad_scaler", "loop"},
-    "lightning": {"clip_grad_norm", "grad_scaler", "loop"},
-}
-FORMS = (*_WRITTEN_BY, "json")
 
 
 def emitted(report: PlanReport, into: str) -> str:
@@ -304,8 +296,8 @@ def emitted(report: PlanReport, into: str) -> str:
 
     Raises SelectionError for an unknown form, and for a report without plans that fit.
     """
-    if into not in FORMS:
-        raise SelectionError(f"no form {into[:40]!r} of a plan; {suggestion(into, FORMS)}")
+    if into not in PLAN_FORMS:
+        raise SelectionError(f"no form {into[:40]!r} of a plan; {suggestion(into, PLAN_FORMS)}")
     if into == "json":
         return report.to_json()
     row = next((row for row in report.rows if report.fits and row.answer == YES), None)
@@ -378,8 +370,8 @@ def _about(report: PlanReport, run: RunConfig, row: PlanRow, into: str) -> str:
     settings |= {"optimizer": run.optimizer, "lora": subject.lora}
     settings |= {"quantize": run.quantize if run.quantize in QUANTIZED else ""} | row.changes
     settings |= {"accumulate": row.accumulate} if row.accumulate > 1 else {}
-    written = {*_WRITTEN.split(), *_WRITTEN_BY[into]}
-    left = [row_words(name, value) for name, value in changed(run).items() if name not in written]
+    table = rows(RunConfig)
+    left = [row_words(name, value) for name, value in changed(run).items() if into not in table[name].emitted]
     tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")
     listed = ", ".join(left)
     text = visible(

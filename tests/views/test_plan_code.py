@@ -23,10 +23,10 @@ from bertscope.model.save_policy import save_operators
 from bertscope.reports.base import Subject
 from bertscope.reports.plan import PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
-from bertscope.settings.run_config import RunConfig
+from bertscope.settings.run_config import PLAN_FORMS, RunConfig
 from bertscope.sources.find import source_of
 from bertscope.sources.model_source import GivenModule
-from bertscope.views.plan import FORMS, emitted
+from bertscope.views.plan import emitted
 from tests.conftest import kinds
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
@@ -437,7 +437,7 @@ def test_a_plan_of_peft_around_any_model_runs_before_and_after_it_is_put_around(
 SOME = plan(layers("model.layers", 12, *LINEAR))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", PLAN_FORMS)
 def test_a_plan_that_recomputes_nothing_has_each_form(form):
     text = emitted(plan(layers("encoder.layer", 4, recomputed=())), form)
     assert text.endswith(("\n", "}"))
