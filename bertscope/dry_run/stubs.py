@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from bertscope.checkpoints.safetensors import DTYPES
 from bertscope.dry_run.device import FakeGpu
-from bertscope.errors import BertscopeError, SelectionError
+from bertscope.errors import BertscopeError
 from bertscope.gpus import capability, processors, sdpa_kernel
 from bertscope.memory.extension_kernels import package_actions
 from bertscope.memory.kernels import attention
@@ -298,16 +298,7 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
         return "math" if kernel == "efficient" and not able.mem_efficient_sdp_enabled() else kernel
 
     functional = nn.functional
-    fused = attention(chosen, "cuda")
-
-    def scaled(*args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute attention by the GPU's kernel; by the ordinary one if it does not take the arguments."""
-        try:
-            return fused(*args, **kwargs)
-        except SelectionError:
-            return attention(lambda _: "math", "cuda")(*args, **kwargs)
-
-    put(functional, scaled_dot_product_attention=scaled)
+    put(functional, scaled_dot_product_attention=attention(chosen, "cuda"))
     put(torch, ctc_loss=partial(_ctc_loss, device, torch.ctc_loss))
 
     def uncompiled(model: Any = None, **_: Any) -> Any:

@@ -197,7 +197,7 @@ def kernel_for(
 ) -> str:
     """Return the kernel that torch chooses on CUDA (sm80 and later), or the one asked for, but cudnn only if it can.
 
-    Raises SelectionError if the kernel asked for does not support these arguments.
+    A GPU without flash has "efficient", and "math" where that cannot run. Raises SelectionError if flash cannot run.
     """
     dtype, width, is_half = query.dtype, query.shape[-1], query.dtype in _HALF
     trains_mask = mask is not None and mask.requires_grad  # cuDNN's kernel has no gradient of a mask
@@ -215,6 +215,8 @@ def kernel_for(
         "efficient": (is_half or dtype == torch.float32) and width % (8 if is_half else 4) == 0 and has_all_heads,
         "math": True,
     }
+    if wanted == "efficient" and not can_run[wanted]:
+        return "math"
     if not can_run.get(wanted, True):
         raise SelectionError(
             f"the {wanted} kernel does not support {str(dtype).removeprefix('torch.')} with head size {width}"

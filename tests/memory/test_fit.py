@@ -36,11 +36,13 @@ from bertscope.reports.memory import (
 )
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
 from bertscope.settings.run_config import RunConfig
+from bertscope.sources.find import source_of
 from bertscope.units import parse_bytes
 from bertscope.views.console import Target
 from bertscope.views.views import view_of
 from tests.conftest import EVERY_CASE, GOLDEN, kinds
 from tests.memory.steps import SMALL_YAML, estimated_trace, fit_report, small, whole_trace
+from tests.memory.test_quantized import LLAMA
 from tests.smoke import (  # noqa: F401  # pytest does not collect that file by itself
     test_estimates_are_the_known_numbers,
     test_fit_finds_the_known_batch,
@@ -379,6 +381,14 @@ def test_a_card_before_ampere_has_no_fused_kernel_for_bf16(cli, folder):
         "fit", "small.yaml", "--gpu", "t4", *asked[:6], "--precision", "autocast-bf16", "--batch", "2", "-v"
     ).out
     assert "t4 has no fused attention kernel for bf16" in table
+
+
+@pytest.mark.parametrize("precision", ["fp32", "autocast-fp16"])
+def test_grouped_heads_are_computed_in_parts_on_a_card_without_flash(precision):
+    """torch's memory-efficient kernel wants as many heads of keys as of queries."""
+    model = source_of(LLAMA | {"num_key_value_heads": 1})
+    old, new = (bertscope.estimate(model, gpu=gpu, precision=precision, seq=64).peak_bytes for gpu in ("t4", "l4"))
+    assert old > new or (precision == "fp32" and old == new)
 
 
 def test_the_answer_for_several_lengths_names_its_length(cli, folder):

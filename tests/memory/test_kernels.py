@@ -292,7 +292,9 @@ def test_each_form_of_cross_entropy_keeps_what_cudas_autocast_keeps(form, lower)
      (BF16, True, {"head_size": 12}, "math"), (FP32, False, {"head_size": 12}, "efficient"),
      (FP32, False, {"head_size": 6}, "math"), (FP16, False, {"is_plain": False}, "flash"),
      (FP16, True, {"is_plain": False}, "math"), (torch.float64, False, {}, "math"), (BF16, False, {}, "flash"),
-     (BF16, True, {}, "efficient"), (FP32, False, {}, "efficient"), (FP32, False, {"asked": "math"}, "math")],
+     (BF16, True, {}, "efficient"), (FP32, False, {}, "efficient"), (FP32, False, {"asked": "math"}, "math"),
+     (FP32, False, {"asked": "efficient"}, "efficient"), (FP16, False, {"asked": "efficient", "head_size": 12}, "math"),
+     (FP32, False, {"asked": "efficient", "is_plain": False}, "math")],
 )  # fmt: skip
 def test_the_kernel_follows_dtype_mask_and_heads(dtype, has_mask, more, kernel):
     width, keys = more.get("head_size", 64), 4 if more.get("is_plain", True) else 2
