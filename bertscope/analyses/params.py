@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from itertools import groupby
 from math import prod
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from bertscope.errors import SelectionError
@@ -81,7 +81,7 @@ BY = ("group", "layer", "module", "parameter")
 SORTS: dict[str, Callable[[CountRow], Any]] = {
     "model": lambda row: 0,
     "params": lambda row: -row.params,
-    "path": lambda row: row.path,
+    "path": attrgetter("path"),
 }
 
 # The parts of one transformer layer, and the modules of each. They differ from the modules of the code: as in the

@@ -343,9 +343,10 @@ def default_length(request: Request, source: ModelSource, usual: int = RunConfig
 
 def of_module(request: Request) -> Request:
     """Return the request without what a training file says and a module with inputs determines, such as the batch."""
-    determined = (name for name, row in rows(*request.row.records).items() if not row.of_modules)
+    determined = [name for name, row in rows(*request.row.records).items() if not row.of_modules]
     file = request.training_file
-    file = file and replace(file, fields=file.module_fields)
+    if file is not None:
+        file = replace(file, fields={name: value for name, value in file.fields.items() if name not in determined})
     return replace(request.without(*determined), training_file=file)
 
 

@@ -43,12 +43,6 @@ class TrainingFile(Record):
     unknown: tuple[TrainingKey, ...]
     replaced: tuple[TrainingKey, ...] = ()
 
-    @property
-    def module_fields(self) -> dict[str, Any]:
-        """Return the fields that a given module does not determine itself: `estimate(module, inputs, **fields)`."""
-        determined = ("batch", "eval_batch", "checkpointing", "reentrant")
-        return {name: value for name, value in self.fields.items() if name not in determined}
-
 
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST = "all-gather", "reduce-scatter", "all-reduce", "broadcast"
 COLLECTIVES = ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST

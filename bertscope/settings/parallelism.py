@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from math import prod
-from operator import not_
+from operator import lt, not_
 
 from bertscope.errors import SelectionError
 from bertscope.frozen import Record
@@ -103,7 +103,7 @@ class Parallelism(Settings):
         SINGLE, "The parallelism, such as ddp or fsdp. "
         f"{'; '.join(f'{strategy.name}: {strategy.help}' for strategy in STRATEGIES.values())}.",
         section="ranks", of_modules=False, choices=tuple(STRATEGIES), text="{}",
-        concerns={"world_size": lambda size: size > 1},
+        concerns={"world_size": partial(lt, 1)},
     )
     world_size: int = row(
         1, "The number of ranks, one GPU each.", section="ranks", of_modules=False, low=1, below=MAX_WORLD_SIZE + 1,
@@ -122,7 +122,7 @@ class Parallelism(Settings):
     sync_each_batch: bool = row(
         True, "Synchronize gradients after each micro-batch, or only after the last. The latter is DDP's no_sync and "
         "FSDP2's set_requires_gradient_sync(False).", section="ranks", of_modules=False,
-        concerns={"accumulate": lambda number: number > 1, "strategy": partial(_has, "reduces"),
+        concerns={"accumulate": partial(lt, 1), "strategy": partial(_has, "reduces"),
                   "offload_optimizer": not_},
     )
     # fmt: on

@@ -9,6 +9,7 @@ import ctypes
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from sys import modules
 from typing import Any
@@ -152,7 +153,12 @@ def _add_kernels(stack: ExitStack, kind: str) -> None:
         library.impl(name, result, "Meta")
 
 
-def _channels(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+def _like(number: int, *args: Any) -> torch.Tensor:
+    return torch.empty_like(args[number])
+
+
+def _channels(count: int, number: int, *args: Any) -> tuple[torch.Tensor, ...]:
+    tensor = args[number]
     kind = torch.promote_types(tensor.dtype, torch.float32)
     return tuple(tensor.new_empty(tensor.shape[1], dtype=kind) for _ in range(count))
 
@@ -174,12 +180,12 @@ _LAYOUTS: dict[str, Any] = {
     "_thnn_fused_gru_cell_backward": _gru_gradients,
     "_use_cudnn_ctc_loss": always(False),
     "_use_miopen_ctc_loss": always(False),
-    "_ctc_loss_backward": lambda _, scores, *__: torch.empty_like(scores),
-    "batch_norm_stats": lambda tensor, *_: _channels(tensor, 2),
-    "batch_norm_gather_stats_with_counts": lambda tensor, *_: _channels(tensor, 2),
-    "batch_norm_elemt": lambda tensor, *_: torch.empty_like(tensor),
-    "batch_norm_backward_reduce": lambda gradient, tensor, *_: _channels(tensor, 4),
-    "batch_norm_backward_elemt": lambda gradient, *_: torch.empty_like(gradient),
+    "_ctc_loss_backward": partial(_like, 1),
+    "batch_norm_stats": partial(_channels, 2, 0),
+    "batch_norm_gather_stats_with_counts": partial(_channels, 2, 0),
+    "batch_norm_elemt": partial(_like, 0),
+    "batch_norm_backward_reduce": partial(_channels, 4, 1),
+    "batch_norm_backward_elemt": partial(_like, 0),
 }
 
 

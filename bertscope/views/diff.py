@@ -111,7 +111,7 @@ VIEW = View(
     notes=notes,
     shows_all_notes=True,
     tip=_tip,
-    records=lambda report: Table(_ROWS, report.rows),
+    records=_ROWS,
 )
 
 
@@ -257,7 +257,7 @@ verify = View(
     verdict=lambda report: "yes" if report.fits else "no",
     columns=_VERIFY,
     names=2,
-    strong=lambda report, row: row.is_wrong,
+    strong="is_wrong",
     lines=_verify_lines,
     name_width=17,
 )

@@ -386,7 +386,7 @@ def _traffic_notes(report: MemoryReport) -> Iterator[str]:
     group = next((row for row in report.ranks if row.first <= rank <= row.last), None)
     different = [row for row in report.ranks if group and row.updated_params != group.updated_params]
     if group and different:
-        least = min(different, key=lambda row: row.updated_params)
+        least = min(different, key=attrgetter("updated_params"))
         yield (
             f"Rank {rank} updates {count_text(group.updated_params)} parameters, rank {least.label} "
             f"{count_text(least.updated_params)} ({named('rank')} N shows another)."

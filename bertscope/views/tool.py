@@ -137,9 +137,7 @@ presets = View(
         "Families other than bert need the package transformers." if any(row.requires for row in report.rows) else ""
     ),
     tables=_by_class,
-    records=lambda report: Table(
-        (attribute("", "name", "architecture"), *_PRESET, csv_only(values("path"))), report.rows
-    ),
+    records=(attribute("", "name", "architecture"), *_PRESET, csv_only(values("path"))),
     notes=lambda report, target: (
         "parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it",
         "'bertscope check --presets' compares both with the built models",

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import SelectionError, name_of, one_line
@@ -117,13 +118,14 @@ class View(Record):
 
     Each function takes a report; `tables` and `notes` also the target, None for Markdown and CSV, and the options of
     the command. The title is bold in Markdown, the answer a sentence; `lines` are names with values, notes sentences.
-    A view of one table has the `columns` of it, the name of the field with its `rows`, and those that are `strong`.
+    A view of one table has the `columns` of it, the name of the field with its `rows`, and those that are `strong`, or
+    the name of the field that says it. `records` may be columns of these rows too.
     """
 
     columns: Callable[[Any], Sequence[Column]] | Sequence[Column] = ()
     rows: str = "rows"
     names: int = 1  # of the columns that name a row: a narrow terminal gets several tables
-    strong: Callable[[Any, Any], object] = _nothing
+    strong: Callable[[Any, Any], object] | str = _nothing
     tables: Callable[..., Sequence[Table]] = _nothing  # type: ignore[assignment]
     title: Callable[[Any], str] = _nothing
     answer: Callable[[Any], str] = _nothing
@@ -134,7 +136,7 @@ class View(Record):
     name_width: int = 24  # of the names of lines
     notes: Callable[..., Iterable[str]] = _nothing
     shows_all_notes: bool = False  # without -v too
-    records: Callable[[Any], Table] | None = None  # of CSV; by default the first table
+    records: Callable[[Any], Table] | Sequence[Column] = ()  # of CSV; by default the first table
     compared: Compared | None = None  # several reports of this kind
     params: Callable[[Any], int] = _no_badge  # of the badge
 
@@ -146,7 +148,8 @@ class View(Record):
         if not self.columns:
             return self.tables(report, target, **options)
         columns = self.columns(report) if callable(self.columns) else self.columns
-        return [Table(columns, getattr(report, self.rows), partial(self.strong, report), self.names)]
+        strong = attrgetter(self.strong) if isinstance(self.strong, str) else partial(self.strong, report)
+        return [Table(columns, getattr(report, self.rows), strong, self.names)]
 
     def table(self, report: Any, target: Target, *, has_tip: bool = True, **options: Any) -> str:
         """Return the report for the terminal."""
@@ -202,7 +205,10 @@ class View(Record):
 
     def csv(self, report: Any) -> str:
         """Return the records in base units, for a spreadsheet."""
-        tables = [self.records(report)] if self.records else self._all_tables(report, None)
+        if callable(self.records):
+            tables: Sequence[Table] = [self.records(report)]
+        else:
+            tables = [Table(self.records, report.rows)] if self.records else self._all_tables(report, None)
         table = next((table for table in tables if table.rows), tables[0])
         return csv_text(table.columns, table.rows)
 
@@ -231,12 +237,16 @@ def _compared_records(report: Any) -> Table:
     return records if records and records.rows else _compared_tables(report, None)[0]
 
 
+def _of_all(part: str, report: Any, *_: Any) -> Any:
+    return getattr(view_of(report.of).compared, part)(report.reports)
+
+
 comparison = View(
-    answer=lambda report: view_of(report.of).compared.answer(report.reports),
-    settings=lambda report: view_of(report.of).compared.settings(report.reports),
-    tip=lambda report: view_of(report.of).compared.tip(report.reports),
+    answer=partial(_of_all, "answer"),
+    settings=partial(_of_all, "settings"),
+    tip=partial(_of_all, "tip"),
+    notes=partial(_of_all, "notes"),
     tables=_compared_tables,
-    notes=lambda report, target: view_of(report.of).compared.notes(report.reports),
     records=_compared_records,
 )
 _MARKUP = ("html", "svg", "notebook")  # with scripts and style sheets; the templates escape every value

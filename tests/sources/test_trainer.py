@@ -98,7 +98,7 @@ def test_the_estimate_of_training_arguments_is_the_peak_of_the_trainer(tmp_path,
         module.gradient_checkpointing_enable({"use_reentrant": file.fields["reentrant"]})
     rows = [example() for _ in range(file.fields["batch"])]
     inputs = {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
-    (variant,) = bertscope.estimate(module, inputs, **file.module_fields).variants
+    (variant,) = bertscope.estimate(module, inputs, training_file=file).variants
     peak, real = variant.estimated.peak.peak_bytes, trained(args, fields)
     # The Trainer of 4.43 has one micro-batch before its turn, that of 5 all of a step and for a moment those of two.
     waiting = sum(tensor.nbytes for tensor in inputs.values()) * file.fields["accumulate"]
