@@ -350,7 +350,8 @@ def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
         following = _START.search(message, 200)  # of the next message, in a log of several ranks
         message = message[: following.start()] if following else message
         matches = {name: re.search(pattern, message) for name, pattern in _NUMBERS.items()}
-        numbers = {name: _bytes(match) for name, match in matches.items() if match}
+        sizes = {name: _bytes(match) for name, match in matches.items() if match}
+        numbers = {name: size for name, size in sizes.items() if size < 2**60}  # 17179869184.00 GiB: below 0
         if numbers.get("tried") and ("allocated" in numbers or "total" in numbers):
             first_frame = max(text.rfind("Traceback (most recent call last)", 0, start), 0)
             frames = reversed(_FRAME.findall(text, first_frame, start))
