@@ -97,7 +97,7 @@ def test_attention_saves_its_inputs_its_output_and_the_sums_of_softmax():
 def test_after_the_stand_in_transformers_is_as_before():
     def state():
         modules = [module for name, module in sys.modules.items() if name.startswith("transformers")]
-        seen = {(m.__name__, name): vars(m)[name] for m in modules for name in transformers_access._ASKED
+        seen = {(m.__name__, name): vars(m)[name] for m in modules for name in transformers_access._ANSWERS
                 if name in vars(m)}  # fmt: skip
         methods = {name: vars(transformers.PreTrainedModel).get(name) for name in transformers_access._CHECKS}
         return seen | methods | {name: vars(utilities).get(name) for name in transformers_access._IMPORTED.split()}

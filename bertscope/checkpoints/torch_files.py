@@ -338,8 +338,7 @@ def read_legacy(file: OpenFile) -> StoredFile:
         raise file.broken(f"the file has {file.size:,} bytes and its tensors need {position:,}: truncated")
     parts = {"pickles": pickles, "storage lengths": 8 * len(keys),
              "tensors": sum(storage.bytes for storage in storages.values())}  # fmt: skip
-    return file.stored("pytorch", [row for row, _ in tensors], parts, rest="after the end",
-                       metadata=metadata)  # fmt: skip
+    return file.stored("pytorch", [row for row, _ in tensors], parts, rest="after the end", metadata=metadata)
 
 
 def described_in(file: OpenFile, pickle: BytesIO, storages: dict[str, Storage] | None = None) -> Any:

@@ -6,8 +6,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -458,13 +458,12 @@ class Progress:
         self.total += stages
 
 
-@contextmanager
-def progress_shown() -> Iterator[None]:
-    """Show progress inside the block."""
+def with_progress(function: Callable[..., Result], *args: Any, **keywords: Any) -> Result:
+    """Return what a function returns, and show its progress."""
     shown = Progress()
     try:
         with listening(shown):
-            yield
+            return function(*args, **keywords)
     finally:
         if shown.bar is not None:
             shown.bar.stop()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import bertscope
 from bertscope.calibrations import with_saved
-from bertscope.commands.call import CommandLine, note, print_notes, progress_shown, write
+from bertscope.commands.call import CommandLine, note, print_notes, with_progress, write
 from bertscope.commands.exit_codes import INTERRUPT
 from bertscope.errors import SelectionError, SourceError
 from bertscope.files import write_file
@@ -50,12 +50,8 @@ def _check_svg(path: Path | None, what: str) -> None:
 
 
 def _lengths(call: CommandLine, **keywords: Any) -> LengthsReport:
-    source = call.source()
-    with progress_shown():
-        report = bertscope.lengths(
-            call.about(source), call.lengths, field=call.lengths_field, tokenizer=call.tokenizer,
-            seeds=call.seeds, **keywords,
-        )  # fmt: skip
+    keywords |= {"field": call.lengths_field, "tokenizer": call.tokenizer, "seeds": call.seeds}
+    report = with_progress(bertscope.lengths, call.about(call.source()), call.lengths, **keywords)
     call.show_all(report)
     return report
 
@@ -75,8 +71,7 @@ def estimate(call: CommandLine) -> int:
         source = call.source(model)
         if wants:
             source.require("--snapshot")
-        with progress_shown():
-            return bertscope.estimate(call.about(source, wants))
+        return with_progress(bertscope.estimate, call.about(source, wants))
 
     reports, extras = zip(*call.each(answer_of), strict=True)
     call.show_all(*reports, **({} if call.others else {"shown_rows": call.rows}))
@@ -93,9 +88,8 @@ def profile(call: CommandLine) -> int:
 
     _check_timeline(call)
     wanted = {"snapshot": call.snapshot, "calibration": call.save}
-    source = call.source()
-    with progress_shown():
-        answer: Any = bertscope.profile(call.about(source, [name for name, path in wanted.items() if path]))
+    about = call.about(call.source(), [name for name, path in wanted.items() if path])
+    answer: Any = with_progress(bertscope.profile, about)
     report, extras = answer
     print_notes(report)
     is_shown = call.fmt != "table" or any(variant.measured for variant in report.variants)
@@ -129,8 +123,7 @@ def run(call: CommandLine) -> int:
         del rest[(at := rest.index(option)) : at + (1 if "v" in option else 2)]
     call.given = {**call.given, "arguments": rest}
     about = call.about(call.script, [] if call.snapshot is None else ["snapshot"])
-    with progress_shown():
-        answer: Any = bertscope.run(about, call.arguments or (), module=call.module, fit=call.fit)
+    answer: Any = with_progress(bertscope.run, about, call.arguments or (), module=call.module, fit=call.fit)
     report, extras = answer
     if call.fit:
         call.show(report)
@@ -155,9 +148,8 @@ def fit(call: CommandLine) -> int:
     batch = {} if call.batch is None else {"batch": call.batch}
     if call.lengths is not None:
         return 0 if _lengths(call, search=call.batch is None, exact=call.exact, **batch).fits else 1
-    source = call.source()
-    with progress_shown():
-        reports = bertscope.fits(call.about(source), batch=call.batch, batch_total=call.batch_total, exact=call.exact)
+    batches = {"batch": call.batch, "batch_total": call.batch_total}
+    reports = with_progress(bertscope.fits, call.about(call.source()), **batches, exact=call.exact)
     for number, report in enumerate(reports):
         print_notes(report, has_file=not number)
     call.show_all(*reports, has_notes=False)
@@ -169,11 +161,8 @@ def plan(call: CommandLine) -> int:
     from bertscope.views import plan as view
 
     _check_svg(call.plot, "the chart of plans is")
-    source = call.source()
-    with progress_shown():
-        report = bertscope.plan(
-            call.about(source), batch=call.batch, batch_total=call.batch_total, may_change=call.may_change or ()
-        )
+    wanted = {"batch": call.batch, "batch_total": call.batch_total, "may_change": call.may_change or ()}
+    report = with_progress(bertscope.plan, call.about(call.source()), **wanted)
     print_notes(report)
     if call.emit is None:
         call.show(report)
@@ -195,8 +184,7 @@ def why(call: CommandLine) -> None:
     """Explain what filled a GPU."""
     _check_svg(call.plot, "the history is drawn as")
     source = call.source() if call.model else None
-    with progress_shown():
-        report = bertscope.why(call.file, call.about(source))
+    report = with_progress(bertscope.why, call.file, call.about(source))
     if call.plot is not None and not report.timeline:
         raise SelectionError(f"{report.name} has no history: record it with torch.cuda.memory._record_memory_history()")
     call.show_all(report)
@@ -224,11 +212,8 @@ def sweep(call: CommandLine) -> int:
         raise SelectionError("--output is missing: the file of the results, such as --output results.jsonl")
     blank = SweepRow(key="", point=dict.fromkeys(rows(*SWEPT)))
     ordered(SweepReport(grid="", varied={}, rows=(blank,)), call.sort)  # an error before the work begins
-    with progress_shown():
-        report = bertscope.sweep(
-            call.grid or "grid.yaml", call.output, engine=call.engine, workers=call.workers, address=call.address,
-            plan=call.plan, allow_code=call.allow_code,
-        )  # fmt: skip
+    options = {name: getattr(call, name) for name in ("engine", "workers", "address", "plan", "allow_code")}
+    report = with_progress(bertscope.sweep, call.grid or "grid.yaml", call.output, **options)
     call.output = None  # which has the results
     call.show(report, rows=call.rows, sort=call.sort)
     return 0 if report.number(COMPUTED) == len(report.rows) else 1

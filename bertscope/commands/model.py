@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import bertscope
-from bertscope.commands.call import CommandLine, note, print_notes, progress_shown
+from bertscope.commands.call import CommandLine, note, print_notes, with_progress
 from bertscope.config import MAX_BUILT_LAYERS
 from bertscope.errors import MissingExtraError, SelectionError
 from bertscope.settings.rows import is_code
@@ -263,8 +263,7 @@ def report(call: CommandLine) -> None:
     if call.fmt == "html" and call.output is None:
         raise SelectionError("the page goes into a file; name it with -o report.html")
     source, compare = call.source(), call.source(call.compare) if call.compare else None
-    with progress_shown():
-        page = bertscope.report(call.about(source), compare, fit=call.fit)
+    page = with_progress(bertscope.report, call.about(source), compare, fit=call.fit)
     print_notes(page.models[0].memory)
     call.show(page)
     if call.fmt == "html":

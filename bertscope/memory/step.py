@@ -43,8 +43,7 @@ from bertscope.tracing.losses import add_teacher, batch_of_texts
 from bertscope.tracing.module_tree import freeze
 from bertscope.units import PRECISIONS
 
-_BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH",
-             "cudnn": "CUDNN_ATTENTION"}  # fmt: skip
+_BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH", "cudnn": "CUDNN_ATTENTION"}
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, row.torch_name) for name, row in PRECISIONS.items()}
 STEP_END = "step end"
 Phase = Callable[[str], AbstractContextManager[Any]]

@@ -188,7 +188,7 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
         if value is None and form.skips_null:
             kind, effect = "no_effect", ""
         elif rule is not None:
-            kind, effect = _use(key, rule, value, values, fields, entry)
+            kind, effect = _apply(key, rule, value, values, fields, entry)
         elif absent is not None and (_is_off(value) or value in absent.get("unused", ())):
             kind, effect = "no_effect", "not used"
         elif absent is not None:
@@ -219,7 +219,7 @@ def _lora_of(values: Mapping[str, Any]) -> str:
     return _ADAPTERS
 
 
-def _use(key: str, rule: Rule, value: Any, values: Mapping[str, Any], fields: Fields, entry: Entry) -> tuple[str, str]:
+def _apply(key: str, rule: Rule, value: Any, values: Fields, fields: Fields, entry: Entry) -> tuple[str, str]:
     try:
         result = rule(value, values)
     except ValueError as error:

@@ -24,7 +24,8 @@ from bertscope.torch_access import always, nn, torch
 _MISSING = object()
 _UTILITIES = "transformers.modeling_flash_attention_utils"
 # The functions that say if flash-attn is installed, which the modules of transformers import by their names.
-_ASKED = [f"is_flash_attn_{end}" for end in ("2_available", "3_available", "greater_or_equal", "greater_or_equal_2_10")]
+_VERSIONS = ("2_available", "3_available", "greater_or_equal", "greater_or_equal_2_10")
+_ANSWERS = [f"is_flash_attn_{version}" for version in _VERSIONS]
 # The methods that look for a GPU too: of transformers 5, 4.48 and 4.43.
 _CHECKS = {"_flash_attn_can_dispatch", "_check_and_enable_flash_attn_2"}
 _CHECKS |= {f"_flash_attn_{version}_can_dispatch" for version in (2, 3)}
@@ -292,8 +293,8 @@ def flash_attn_stand_in(*, has_values: bool = False) -> Iterator[None]:
             vars(module).update(content, __spec__=ModuleSpec(name, None, is_package=True), __path__=[])
             replace_item(stack, sys.modules, name, module)
         original = vars(import_module("transformers.utils.import_utils"))
-        stack.callback(_answer, {name: original[name] for name in _ASKED if name in original})
-        _answer(dict.fromkeys(_ASKED, always(True)))
+        stack.callback(_answer, {name: original[name] for name in _ANSWERS if name in original})
+        _answer(dict.fromkeys(_ANSWERS, always(True)))
         for name, module in list(sys.modules.items()):
             # ModernBERT of transformers 4.48 to 4.57, imported without flash-attn: its own names get that content.
             if name.startswith("transformers.models.") and vars(module).get("RotaryEmbedding") is object:

@@ -240,7 +240,11 @@ def test_ctrl_c_leaves_no_rank(cli, own, monkeypatch):
         def expect(self, stages):
             pass
 
-    monkeypatch.setattr(command_module, "progress_shown", lambda: listening(Interrupting()))
+    def interrupted(function, *args):
+        with listening(Interrupting()):
+            return function(*args)
+
+    monkeypatch.setattr(command_module, "with_progress", interrupted)
     monkeypatch.setenv("WHAT", "hang")
     result = cli(*WORDS)
     assert (result.code, result.out) == (130, "")
