@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from bertscope.reports.memory import LengthsReport, MemoryReport
 
 
-def _check_timeline(call: CommandLine) -> None:
-    if call.timeline is not None:
-        from bertscope.views.timeline import check_suffix
-
-        check_suffix(call.timeline.suffix)
-
-
 def _write(path: Path | None, content_of: Callable[[Path], str | bytes], what: str) -> None:
     if path is not None:
         write_file(path, content_of(path))
@@ -44,11 +37,6 @@ def _write_timeline(call: CommandLine, report: MemoryReport) -> None:
     _write(call.timeline, made, "the timeline is")
 
 
-def _check_svg(path: Path | None, what: str) -> None:
-    if path is not None and path.suffix.lower() != ".svg":
-        raise SelectionError(f"{path.name}: {what} an .svg file")
-
-
 def _lengths(call: CommandLine, **keywords: Any) -> LengthsReport:
     keywords |= {"field": call.lengths_field, "tokenizer": call.tokenizer, "seeds": call.seeds}
     report = with_progress(bertscope.lengths, call.about(call.source()), call.lengths, **keywords)
@@ -58,7 +46,6 @@ def _lengths(call: CommandLine, **keywords: Any) -> LengthsReport:
 
 def estimate(call: CommandLine) -> int:
     """Estimate the memory for a step or an epoch; 1: nothing fits on the GPU."""
-    _check_timeline(call)
     if call.show_script:
         write(bertscope.training_script(call.about(call.source())), call.output)
         return 0
@@ -86,7 +73,6 @@ def profile(call: CommandLine) -> int:
     """Measure the real step; the table is first, and an output that fails does not prevent the others."""
     from bertscope.measure.profile import INTERRUPTED
 
-    _check_timeline(call)
     wanted = {"snapshot": call.snapshot, "calibration": call.save}
     about = call.about(call.source(), [name for name, path in wanted.items() if path])
     answer: Any = with_progress(bertscope.profile, about)
@@ -116,7 +102,6 @@ def profile(call: CommandLine) -> int:
 
 def run(call: CommandLine) -> int:
     """Run a training script on a GPU that is not there."""
-    _check_timeline(call)
     rest = [*(call.arguments or ())]  # of the script, for the next command
     for option in {"--gpu", "--budget", "--fit", "-v", "--verbose"}.intersection(rest):
         note(f"{option} goes to the script; for bertscope, write it before {call.script}")
@@ -160,7 +145,6 @@ def plan(call: CommandLine) -> int:
     """Find what to recompute; --emit prints what to paste."""
     from bertscope.views import plan as view
 
-    _check_svg(call.plot, "the chart of plans is")
     wanted = {"batch": call.batch, "batch_total": call.batch_total, "may_change": call.may_change or ()}
     report = with_progress(bertscope.plan, call.about(call.source()), **wanted)
     print_notes(report)
@@ -182,7 +166,6 @@ def plan(call: CommandLine) -> int:
 
 def why(call: CommandLine) -> None:
     """Explain what filled a GPU."""
-    _check_svg(call.plot, "the history is drawn as")
     source = call.source() if call.model else None
     report = with_progress(bertscope.why, call.file, call.about(source))
     if call.plot is not None and not report.timeline:

@@ -35,6 +35,20 @@ def checked_output(path: Path | None, *, written: str, suffixes: Sequence[str]) 
     return path
 
 
+def _checked_picture(path: Path | None, *, what: str) -> Path | None:
+    if path is not None and path.suffix.lower() != ".svg":
+        raise SelectionError(f"{path.name}: {what} an .svg file")
+    return path
+
+
+def _checked_timeline(path: Path | None) -> Path | None:
+    if path is not None:
+        from bertscope.views.timeline import check_suffix
+
+        check_suffix(path.suffix)
+    return path
+
+
 def _row(help: str, default: Any = None, kind: type = str, **properties: Any) -> Row:
     return Row(help=help, default=default, kind=kind, **{"section": "options", **properties})
 
@@ -128,7 +142,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "rows": _row("Show the N largest saved tensors; 0 shows all. With -v the default is 10.", kind=int,
                  section="output", metavar="N", concerns=_OF_ONE_RUN),
     "timeline": _row("Plot memory over the step (.html, .svg, .png, .csv or .json).", kind=Path, section="output",
-                     metavar="FILE", concerns=_OF_ONE_RUN),
+                     metavar="FILE", concerns=_OF_ONE_RUN, convert=_checked_timeline),
     "snapshot": _row("Write a snapshot for pytorch.org/memory_viz (.pickle).", kind=Path, section="output",
                      metavar="FILE", concerns=_OF_ONE_RUN),
     "show_script": _flag("Print the estimated training loop as a script.", section="loop"),
@@ -230,10 +244,12 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "may_change": _row(f"What else may change: {', '.join(SAVERS)} (same result); {', '.join(MAY_CHANGE)}.",
                        metavar="NAME[,...]"),
     "emit": _row(f"Print the plan as {either_of(PLAN_FORMS)}.", choices=PLAN_FORMS, metavar="FORM"),
-    "plan.plot": _row("Plot memory against recompute FLOPs (.svg).", kind=Path, metavar="FILE"),
+    "plan.plot": _row("Plot memory against recompute FLOPs (.svg).", kind=Path, metavar="FILE",
+                      convert=partial(_checked_picture, what="the chart of plans is")),
     "file": _row("A snapshot (.pickle) or a log with the error message; - reads stdin. A snapshot is the file of "
                  "torch.cuda.memory._dump_snapshot.", ..., metavar="FILE", is_argument=True),
-    "plot": _row("Plot the history of the memory by part (.svg).", kind=Path, metavar="FILE"),
+    "plot": _row("Plot the history of the memory by part (.svg).", kind=Path, metavar="FILE",
+                 convert=partial(_checked_picture, what="the history is drawn as")),
     "grid": _row("The grid, a YAML file (docs/sweep.md); grid.yaml by default.", metavar="[GRID]", is_argument=True),
     "sweep.output": _output("JSON lines (.jsonl), and prints --format csv",
                             text="Append a row for each point to FILE (.jsonl)."),
