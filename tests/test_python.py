@@ -15,7 +15,7 @@ import torch
 import bertscope
 from bertscope.commands.table import COMMANDS
 from bertscope.config import BertConfig
-from bertscope.errors import BertscopeError, SelectionError, name_of, naming, shown
+from bertscope.errors import BertscopeError, Reason, SelectionError, name_of, naming, shown
 from bertscope.settings import generate
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import ESTIMATED, MEASURED, QUESTIONS
@@ -217,6 +217,14 @@ def test_an_error_names_keywords_in_python_and_options_on_the_command_line(cli):
     assert outer.message == f"of the base model: {inner}" == "of the base model: use batch 1"
     with naming(generate.option_form):
         assert shown(outer.message) == "of the base model: use --batch 1"
+
+
+def test_a_front_end_shows_no_remedy_that_names_what_it_does_not_have():
+    reason = Reason(f"it is too large; lower {name_of('batch')}; use {name_of('swap')}")
+    with naming({"batch": "--batch", "swap": ""}.__getitem__):
+        assert shown(reason) == shown(BertscopeError(reason).message) == "it is too large; lower --batch"
+        assert reason.parts() == ("it is too large", "lower --batch")
+    assert reason == "it is too large; lower batch; use swap"  # JSON has all of them
 
 
 @pytest.mark.parametrize(
