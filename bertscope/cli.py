@@ -15,8 +15,8 @@ from bertscope import __version__
 from bertscope.commands.exit_codes import EXIT_CODES, complain, failure, form_of_option
 from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache
 from bertscope.errors import BertscopeWarning, SelectionError, in_a_sentence, naming, nearest, one_line
-from bertscope.settings.rows import near_word
-from bertscope.settings.run_config import CACHE_VARIABLE
+from bertscope.settings.rows import near_word, rows
+from bertscope.settings.run_config import CACHE_VARIABLE, SWEPT
 from bertscope.views.console import choose_color
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
@@ -175,9 +175,9 @@ def _no_option(option: str, ctx: Any) -> str:
     if word in forms and not forms[word].startswith("-"):
         return f"{lacks}; write {word.upper()} without it: {_usage_line(ctx)}"
     new = new_name(word, form=form_of_option).removeprefix("use ") or option
+    if name == "sweep" and (key := new[2:].replace("-", "_")) in rows(*SWEPT):
+        return f"{lacks}; write a line such as '{key}: [...]' in the GRID that --init writes"
     having = commands_with(new.split()[0]) if name else []
-    if name == "sweep" and {"estimate", "plan"} & {*having}:
-        return f"{lacks}; write a line such as '{new[2:].replace('-', '_')}: [...]' in the GRID that --init writes"
     if having:
         return f"{lacks}; {new} is an option of {', '.join(having)}"
     forms_of_all = (form for row in params for form in row.opts)

@@ -127,7 +127,7 @@ def noted(request: Request, runs: Sequence[RunConfig], searched: str = "") -> Tr
     file: TrainingFile | None = request.training_file
     if file is None:
         return None
-    replaced = []
+    replaced = list(file.replaced)
     for name, value in file.fields.items():
         used = list(dict.fromkeys(run.flat()[name] for run in runs))
         if name == searched or value not in used:

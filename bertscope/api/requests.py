@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from bertscope.config import POSITIONS
 from bertscope.errors import SelectionError
 from bertscope.gpus import find_device
+from bertscope.reports.memory import TrainingKey
 from bertscope.settings.request import OF_MODEL, Request, Source, placed, read_settings
 from bertscope.settings.rows import CodeObject, SettingError, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
@@ -272,6 +273,14 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any]) -> Reques
     if file is not None:
         is_file = isinstance(file, str | os.PathLike) or hasattr(file, "to_json_string")
         request = request.with_file(training_files.read_training_file(file) if is_file else file)
+    file = request.training_file
+    if file is not None and file.lora and request.subject is not None:
+        source = None if is_module(request.subject) else source_of(request.subject)
+        if source is not None and not source.lora:
+            return replace(request, subject=source.with_options(lora=file.lora))
+        effect = f"the model has {source.lora}" if source else "a module is taken as it is"
+        left_out = TrainingKey(key="lora", value=file.lora, effect=effect)
+        request = replace(request, training_file=replace(file, replaced=(left_out,)))
     return request
 
 

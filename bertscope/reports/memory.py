@@ -30,8 +30,8 @@ class TrainingKey(Record):
 class TrainingFile(Record):
     """The settings of a training loop in a file of transformers or accelerate, each key in one of four lists.
 
-    `fields` are the fields of RunConfig that the keys in `used` set. `replaced` has fields, not keys, for which the
-    run has another value, by an option of the command line.
+    `fields` are the fields of RunConfig that the keys in `used` set, and `lora` the adapters of the model. `replaced`
+    has fields, not keys, for which the run has another value, by an option of the command line.
     """
 
     path: str
@@ -42,6 +42,7 @@ class TrainingFile(Record):
     not_modelled: tuple[TrainingKey, ...]
     unknown: tuple[TrainingKey, ...]
     replaced: tuple[TrainingKey, ...] = ()
+    lora: str | None = None
 
 
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST = "all-gather", "reduce-scatter", "all-reduce", "broadcast"

@@ -71,6 +71,7 @@ class _Format(Record, kw_only=False):
     fields: Fields = field(default_factory=dict)  # whatever the keys are
     renamed: dict[str, str] = field(default_factory=dict)  # the key of TrainingArguments that a key becomes
     offloads: bool = False  # gradient_checkpointing may be `offload`, which needs less memory than full
+    usual: dict[str, Any] = field(default_factory=dict)  # keys that a file need not have, with a rule
     skips_null: bool = False  # a key without a value is a key that is not there
 
 
@@ -105,20 +106,39 @@ def _held_out(value: Any, keys: Mapping[str, Any]) -> Fields:
     return {"eval_batch": 1 if size is None else whole_number(size, keys)}
 
 
+# Keys of trainers -> names in --lora, an option of the model and no setting of a run.
+_LORA_NAMES = {"lora_r": "r", "lora_rank": "r", "lora_alpha": "alpha", "lora_dropout": "dropout",
+               "lora_target_modules": "target", "lora_target": "target"}  # fmt: skip
+_LORA_KEYS = "adapter", "finetuning_type", "lora_target_linear", *_LORA_NAMES
+
+
+def _adapters(value: Any, keys: Mapping[str, Any]) -> Fields:
+    kind = keys.get("adapter", keys.get("finetuning_type"))
+    if kind not in ("lora", "qlora", "full", None):
+        raise NotModelledError("adapters of another kind, or frozen layers")
+    adapter = {name: keys[key] for key, name in _LORA_NAMES.items() if keys.get(key)}
+    if keys.get("lora_target_linear") or adapter.get("target") == "all":
+        adapter["target"] = ALL_LINEAR
+    lists = {name: "+".join(map(str, item)) if isinstance(item, list) else item for name, item in adapter.items()}
+    text = ",".join(f"{name}={str(item).replace(',', '+')}" for name, item in lists.items())
+    return {"lora": str(Lora.parse(text or "r=8"))} if kind in ("lora", "qlora") else {}
+
+
 # What a file of a format sets beside the keys of training_keys.yaml. axolotl loads the weights in the dtype in which it
 # computes; LLaMA-Factory recomputes layers unless the file says otherwise (model/model_utils/checkpointing.py).
 _OWN: dict[str, dict[str, Any]] = {
     "LLaMA-Factory": {
         "rules": {"cutoff_len": _length, "pure_bf16": _when((True,), precision=BF16.name),
                   "disable_gradient_checkpointing": _when((True,), checkpointing=NONE),
-                  "quantization_bit": _quantized},
+                  "quantization_bit": _quantized, **dict.fromkeys(_LORA_KEYS, _adapters)},
+        "usual": {"finetuning_type": "lora", "lora_target": "all"},  # hparams/finetuning_args.py
         "fields": {"loop": TRAINER, "batch": 8, "checkpointing": FULL, "reentrant": True}, "skips_null": True,
     },
     "axolotl": {
         "rules": {"sequence_len": _length, BF16.name: _when((True, "auto", "full", "true"), precision=BF16.name),
                   FP16.name: _when((True, "true"), precision=f"{AUTOCAST}{FP16.name}"),
                   **dict.fromkeys(("load_in_4bit", "load_in_8bit"), _quantized),
-                  **dict.fromkeys(_HELD_OUT, _held_out)},
+                  **dict.fromkeys(_HELD_OUT, _held_out), **dict.fromkeys(_LORA_KEYS, _adapters)},
         "fields": {"loop": TRAINER, "batch": 1}, "skips_null": True, "offloads": True,
     },
     "TrainingArguments": {"fields": {"loop": TRAINER}},
@@ -176,8 +196,11 @@ def read_training_file(path: Path | str | TrainingArguments) -> TrainingFile:
 
 
 def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
-    values = {form.renamed.get(key, key): value for key, value in entries.plain().items()}
+    values = form.usual | {form.renamed.get(key, key): value for key, value in entries.plain().items()}
     fields: Fields = dict(form.fields)
+    with suppress(NotModelledError):  # which the key itself says
+        for key in form.usual.keys() - entries.keys():
+            fields |= form.rules[key](values[key], values)
     lists: dict[str, list[TrainingKey]] = {"used": [], "no_effect": [], "not_modelled": [], "unknown": []}
     for key, entry in entries.items():
         renamed = form.renamed.get(key, key)
@@ -192,45 +215,28 @@ def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
         elif absent is not None and (_is_off(value) or value in absent.get("unused", ())):
             kind, effect = "no_effect", "not used"
         elif absent is not None:
-            kind, effect = "not_modelled", absent["effect"].replace(_ADAPTERS, _lora_of(values))
+            kind, effect = "not_modelled", absent["effect"]
         else:
             kind, effect = "no_effect" if key in form.no_effect else "unknown", ""
         shown = "hidden" if key.endswith("_token") else value
         lists[kind].append(TrainingKey(key=key, value=shown, effect=effect))
     kinds = {name: tuple(rows) for name, rows in lists.items()}
-    return TrainingFile(path=str(path), format=form.name, fields=fields, **kinds)
-
-
-# Keys of trainers -> names in --lora, an option of the model and no setting of a run.
-_LORA_NAMES = {"lora_r": "r", "lora_rank": "r", "lora_alpha": "alpha", "lora_dropout": "dropout",
-               "lora_target_modules": "target", "lora_target": "target"}  # fmt: skip
-_ADAPTERS = "r=...,target=..."
-
-
-def _lora_of(values: Mapping[str, Any]) -> str:
-    """Return the value of --lora that a trainer's keys mean."""
-    adapter = {name: values[key] for key, name in _LORA_NAMES.items() if values.get(key)}
-    if values.get("lora_target_linear") or adapter.get("target") == "all":
-        adapter["target"] = ALL_LINEAR
-    lists = {name: "+".join(map(str, item)) if isinstance(item, list) else item for name, item in adapter.items()}
-    text = ",".join(f"{name}={str(item).replace(',', '+')}" for name, item in lists.items())
-    with suppress(BertscopeError):
-        return text if Lora.parse(text) else ""
-    return _ADAPTERS
+    return TrainingFile(path=str(path), format=form.name, lora=fields.pop("lora", None), fields=fields, **kinds)
 
 
 def _apply(key: str, rule: Rule, value: Any, values: Fields, fields: Fields, entry: Entry) -> tuple[str, str]:
     try:
         result = rule(value, values)
     except ValueError as error:
-        raise entry.error(f"{key} must be {error}; got {value!r:.40}", key) from None
+        detail = f": {error.message}" if isinstance(error, BertscopeError) else f" must be {error}; got {value!r:.40}"
+        raise entry.error(f"{key}{detail}", key) from None
     except NotModelledError as reason:
         return "not_modelled", str(reason)
     if "precision" in fields.keys() & result.keys() and fields["precision"] != result["precision"]:
         raise entry.error(f"{key} contradicts {fields['precision']}, which is set too; keep one", key)
     fields |= result
     try:
-        read_settings(result)
+        read_settings({name: item for name, item in result.items() if name in SETTINGS})
     except BertscopeError as error:
         raise entry.error(f"{key}: {error.message}", key) from None
     return ("used", in_words(result)) if result else ("no_effect", "")

@@ -93,7 +93,10 @@ def training_file_notes(file: TrainingFile, device: str) -> Iterator[str]:
 
 
 def _keys(rows: Sequence[TrainingKey]) -> str:
-    return "; ".join(f"{row.key}={one_line(json.dumps(row.value), limit=40)}: {row.effect}" for row in rows)
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        texts.setdefault(row.effect, []).append(f"{row.key}={one_line(json.dumps(row.value), limit=40)}")
+    return "; ".join(f"{', '.join(keys)}: {effect}" for effect, keys in texts.items())
 
 
 def footer(report: CountReport | TreeReport, target: Target | None = None) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -204,7 +205,7 @@ OTHER_TRAINERS = {
                 "optimizer: adamw_bnb_8bit\nbf16: auto\ntf32: false\ngradient_checkpointing: true\nadapter: lora\n"
                 "load_in_8bit: true\nresume_from_checkpoint:\n",
                 {"batch": 2, "accumulate": 4, "seq": 512, "optimizer": "adamw-8bit", "precision": "bf16",
-                 "checkpointing": "full", "quantize": "int8"}, {"adapter"}),
+                 "checkpointing": "full", "quantize": "int8"}, set()),
     "axolotl in 4 bits": ("micro_batch_size: 2\nload_in_4bit: true\n", {"quantize": "nf4-dq"}, set()),
     "LLaMA-Factory in 4 bits": ("finetuning_type: full\ncutoff_len: 64\nquantization_bit: 4\n"
                                 "double_quantization: false\n", {"quantize": "nf4"}, set()),
@@ -227,24 +228,37 @@ def test_a_file_of_another_trainer_is_read_by_its_own_words(tmp_path, name):
     assert keys(file.unknown) == []
 
 
-# The LoRA of a file -> the option that the note about it names.
+# The LoRA of a file -> the adapters with which its model is built; or the key whose value they cannot have.
 LORA = {
-    "micro_batch_size: 2\nadapter: lora\nlora_r: 16\nlora_alpha: 32\nlora_target_modules: [q_proj, v_proj]":
-        "r=16,alpha=32,target=q_proj+v_proj",
-    "micro_batch_size: 2\nadapter: lora\nlora_r: 8\nlora_target_linear: true": "r=8,target=all-linear",
-    "finetuning_type: lora\nlora_rank: 4\nlora_target: q_proj,v_proj": "r=4,target=q_proj+v_proj",
-    "finetuning_type: lora\nlora_target: all": "target=all-linear",
-    "micro_batch_size: 2\nadapter: lora\nlora_r: x;y": "r=...,target=...",
-    "micro_batch_size: 2\nadapter: lora\nlora_target_modules: {a: [1]}": "r=...,target=...",
-    "micro_batch_size: 2\nadapter: lora": "r=...,target=...",
+    "micro_batch_size: 2\nadapter: lora\nlora_r: 16\nlora_alpha: 32\nlora_target_modules: [query, value]":
+        "r=16,alpha=32,target=query+value",
+    "micro_batch_size: 2\nadapter: qlora\nlora_r: 8\nlora_target_linear: true": "r=8,alpha=8,target=all-linear",
+    "finetuning_type: lora\nlora_rank: 4\nlora_target: query,value": "r=4,alpha=8,target=query+value",
+    "finetuning_type: lora\nlora_target: all": "r=8,alpha=8,target=all-linear",
+    "cutoff_len: 64\nlora_rank: 2": "r=2,alpha=8,target=all-linear",  # LLaMA-Factory's defaults
+    "cutoff_len: 64\nfinetuning_type: full": None, "micro_batch_size: 2\nlora_r: 8": None,
+    "cutoff_len: 64\nfinetuning_type: freeze": None,
+    "micro_batch_size: 2\nadapter: lora": "r=8,alpha=8,target=query+value",
+    "micro_batch_size: 2\nadapter: lora\nlora_r: x;y": "train.yaml:2",
+    "micro_batch_size: 2\nadapter: lora\nlora_target_modules: {a: [1]}": "train.yaml:2",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", LORA)
-def test_the_note_about_adapters_names_the_option_with_their_settings(tmp_path, text):
-    (tmp_path / "train.yaml").write_text(text)
-    (row,) = read_training_file(tmp_path / "train.yaml").not_modelled
-    assert f"give --lora {LORA[text]}" in row.effect
+def test_the_model_of_a_training_file_has_its_adapters(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    Path("train.yaml").write_text(text)
+    if str(LORA[text]).startswith("train.yaml"):
+        with pytest.raises(BertscopeError) as caught:
+            read_training_file("train.yaml")
+        assert caught.value.where == LORA[text]
+        return
+    report = bertscope.estimate("bert-tiny", training_file="train.yaml", batch=1, seq=8, checkpointing="none")
+    assert report.subject.lora == LORA[text]
+    typed = bertscope.load("bert-tiny", lora="r=4,target=key")
+    report = bertscope.estimate(typed, training_file="train.yaml", batch=1, seq=8, checkpointing="none")
+    assert report.subject.lora == "r=4,alpha=8,target=key"
+    assert ("lora" in keys(report.training_file.replaced)) == bool(LORA[text])
 
 
 # What a file says of an evaluation -> its batch; none without held-out data or a strategy.
