@@ -39,6 +39,12 @@ def in_a_sentence(text: str) -> str:
     return text if re.match(r"\w+[A-Z]", text) else text[:1].lower() + text[1:]
 
 
+def as_sentence(text: str) -> str:
+    """Return the text with a capital and a full stop; a name in code, such as `torch.compile`, keeps its letters."""
+    begun = text[:1].upper() + text[1:] if re.match(r"[a-z]+('s)?[ :,]", text) else text
+    return f"{begun}{'' if begun.endswith('.') else '.'}"
+
+
 _NAMED = re.compile("\x02([^\x03]+)\x03")
 
 

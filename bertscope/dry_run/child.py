@@ -146,10 +146,9 @@ class Installed:
         )  # fmt: skip
         if not log.events:
             return report, None
-        start = 0
-        if log.refused and not failure:  # the script went on: what the error freed comes before its next allocation
-            births = (number for number in range(log.refused[-1][2], len(log.events)) if log.events[number].block >= 0)
-            start = next(births, 0)
+        # Where the script went on after an error, what that freed comes before its next allocation.
+        after = log.refused[-1][2] if log.refused and not failure else len(log.events)
+        start = next((number for number in range(after, len(log.events)) if log.events[number].block >= 0), 0)
         recording = Recording(log, self.device.kind, start, script_run.folder, self.rows)
         report = replace(report, phases=recording.phases(context))
         if not any(phase.phase == EVALUATING for phase in report.phases):
@@ -185,9 +184,8 @@ class Installed:
             memory=None if trace is None else memory(trace, "estimated", self.rows, **on_gpu),
             refused_lines=tuple(short_line(line, script_run.folder) for _, line, _ in log.refused),
         )  # fmt: skip
-        if trace is None or not script_run.wants_snapshot:
-            return report, None
-        return report, base64.b64encode(snapshot(trace)).decode()
+        wants = script_run.wants_snapshot
+        return report, base64.b64encode(snapshot(trace)).decode() if trace is not None and wants else None
 
 
 def record(
@@ -204,9 +202,8 @@ def record(
             here.limits.stop = partial(leave, here.report)
         failure = where = remedy = ""
         try:
-            run()
-        except Stop:
-            pass
+            with suppress(Stop):
+                run()
         except SystemExit as end:
             if end.code is not None and end.code != 0:
                 is_number = isinstance(end.code, int)
@@ -224,8 +221,8 @@ def record(
                 failure, remedy = one_line(failure, limit=150), f"; let it download with {name_of('network')}"
         is_full = bool(here.recorder.log.refused) and "out of memory" in failure
         if failure and not is_full and here.recorder.updates >= script_run.steps:  # its values may be why
-            what = f"the script failed after its last step{f' at {where}' * bool(where)}, what it does then is missing"
-            what += "; for an evaluation after all epochs let it have at most 4" * bool(here.limits.skipped)
+            what = f"the script failed after its last step{f' at {where}' * bool(where)}; what it does then is missing"
+            what += ". For an evaluation after all epochs let it have at most 4" * bool(here.limits.skipped)
             here.device.note(one_line(f"{what}: {failure}", limit=_LONGEST))
             return here.report()
         if failure and not is_full:

@@ -105,9 +105,9 @@ class Limits:
 
     def followed(self) -> dict[str, Callable[[Put, Any], None]]:
         """Return, by module, what has trainers of libraries evaluate after the last step, if they do at all."""
-        loops = ("lightning.pytorch", "pytorch_lightning")
         return {"transformers.trainer_callback": self._follow_trainer} | {
-            f"{name}.loops.training_epoch_loop": self._follow_lightning for name in loops
+            f"{name}.loops.training_epoch_loop": self._follow_lightning
+            for name in ("lightning.pytorch", "pytorch_lightning")
         }
 
     def _follow_trainer(self, put: Put, module: Any) -> None:

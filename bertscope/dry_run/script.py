@@ -173,15 +173,13 @@ def fitted(
             value = (least + most) // 2 if most <= high else min(max(value, least + least // 32 + 1), high)
         least, most = (value, most) if fits(value) else (least, value)
     ordered = tuple(rows[value] for value in sorted(rows))
-    remarks = []
     peaks = [row.peak_bytes for row in ordered if row.answer == YES]
     answers = [row.answer == YES for row in ordered]
-    if peaks != sorted(peaks) or answers != sorted(answers, reverse=True):
-        remarks.append(f"the peak does not grow evenly with {name}; a value between may not fit")
+    is_uneven = peaks != sorted(peaks) or answers != sorted(answers, reverse=True)
     return RunFitReport(
         script=script_run.script, arguments=script_run.arguments, argument=name, low=low, high=high,
         largest=least if least >= low else 0, gpu=script_run.gpu, budget_bytes=budget_bytes, rows=ordered,
-        remarks=tuple(remarks),
+        remarks=(f"the peak does not grow evenly with {name}; a value between may not fit",) * is_uneven,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any
 
-from bertscope.errors import in_a_sentence, named, one_line
+from bertscope.errors import as_sentence, in_a_sentence, named, one_line
 from bertscope.gpus import COMMON, GPUS, sdpa_kernel
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow
 from bertscope.reports.step import NO, UNCERTAIN, YES, RunHistory, usable
@@ -179,7 +179,7 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
         yield f"At batch {count_text(row.batch or 1)}: {in_a_sentence(more)}"
     if is_generation_left_out(report):
         yield "One forward pass, not a generation."
-    yield from (f"{text[:1].upper()}{text[1:]}." for text in uncounted(report))
+    yield from map(as_sentence, uncounted(report))
     if len(report.tried_ranks) > 1:
         yield "Searched 1 to 8 GPUs, then multiples of 8; after the first row only the setting of the least memory."
     if report.batch_total is not None or report.run.parallelism.world_size > 1:

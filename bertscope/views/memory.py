@@ -9,7 +9,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-from bertscope.errors import named, one_line
+from bertscope.errors import as_sentence, named, one_line
 from bertscope.gpus import COMMON
 from bertscope.reports.base import UNCOUNTED
 from bertscope.reports.memory import EVALUATING, REDUCE_SCATTER, Memory, MemoryReport, Variant
@@ -216,7 +216,7 @@ def footnotes(report: MemoryReport) -> Iterator[str]:
         yield f"Simulated; {accuracy} (docs/accuracy.md)."
         if run.device == CPU and run.compute_precision in (BF16.name, FP16.name):
             yield "In 16 bits oneDNN's copies are counted only on a CPU with AVX-512 for bf16 and without AMX."
-        yield from (f"{text[:1].upper()}{text[1:]}." for text in uncounted(report))
+        yield from map(as_sentence, uncounted(report))
     if report.gpu and report.gpu.calibration:
         yield f"{report.gpu.name}: {report.gpu.calibration}."
     if report.subject.lora and any(variant.checkpointing != NONE for variant in report.variants):

@@ -5,7 +5,7 @@ from functools import partial
 from shlex import join
 from typing import Any
 
-from bertscope.errors import one_line
+from bertscope.errors import as_sentence, one_line
 from bertscope.gpus import COMMON
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, MemoryReport, Variant
@@ -147,8 +147,8 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
         shown = ", ".join(report.assumed[:3])
         yield f"Unknown values were read at {shown}: loops and shapes that depend on them may differ in training."
     if not report.has_run:
-        yield f"{UNRECORDED[:1].upper()}{UNRECORDED[1:]}."
-    yield from report.remarks
+        yield as_sentence(UNRECORDED)
+    yield from map(as_sentence, report.remarks)
     if is_whole:
         yield Heading("How the numbers were obtained")
         none = f"no optimizer step ran on the GPU in this process; {UNRECORDED}."
@@ -189,6 +189,6 @@ FIT = View(
     settings=_settings,
     columns=lambda report: [number(report.argument, "value"), *step.cost_columns()],
     strong=lambda report, row: row.value == report.largest,
-    notes=lambda report, target: report.remarks,
+    notes=lambda report, target: map(as_sentence, report.remarks),
     shows_all_notes=True,
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -454,6 +455,21 @@ def test_a_search_finds_the_largest_value_in_few_runs(largest, granule):
     report = fitted(ScriptRun(script="train.py", arguments=("--batch", "1")), "batch=1..512", run, taken(largest))
     assert report.largest == largest
     assert len(runs) == len(set(runs)) <= 12
+
+
+def test_each_remark_of_a_run_is_a_sentence_and_names_in_code_keep_their_letters(script, cli):
+    shown = cli("run", "--gpu", "t4", "-v", script("""
+import torch
+model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.LSTM(144, 8)).cuda()
+model = torch.compile(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(9):
+    model(torch.randn(2, 1, 8, 8).cuda())[0].sum().backward()
+    optimizer.step()
+""")).out  # fmt: skip
+    remarks = [line.strip() for line in shown.splitlines() if re.search("cuDNN|compile ran", line)]
+    assert len(remarks) == 3
+    assert all(remark.endswith(".") and (remark[0].isupper() or "." in remark.split()[0]) for remark in remarks)
 
 
 @pytest.mark.parametrize(("largest", "highest"), [(64, 64), (0, 3)])
