@@ -8,16 +8,19 @@ at a time, so that errors in both formats name `file:line`.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from io import BytesIO
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import yaml
 
@@ -130,7 +133,7 @@ def _is_shallow(value: Any, levels: int) -> bool:
 
 
 @contextmanager
-def readable(path: object) -> Iterator[None]:
+def readable(path: object, wanted: str = "") -> Iterator[None]:
     """Convert any exception of the operating system or a library while it reads a path into a SourceError.
 
     All code that opens or parses a file runs inside this context, since no complete list of such exceptions exists
@@ -141,8 +144,9 @@ def readable(path: object) -> Iterator[None]:
     except BertscopeError:
         raise
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise SourceError(f"{path} cannot be read: {reason}; check the path and its permissions") from error
+        reason, permissions = error.strerror or str(error), "check the path and its permissions"
+        advice = wanted if wanted and isinstance(error, FileNotFoundError) else permissions
+        raise SourceError(f"{path} cannot be read: {reason}; {advice}") from error
     except ImportError as error:  # of a package that only this kind of file needs
         name = (error.name or "").partition(".")[0] or "a package"
         raise SourceError(f"{path} needs {name}, which cannot be imported: pip install --upgrade {name}") from error
@@ -151,18 +155,42 @@ def readable(path: object) -> Iterator[None]:
         raise SourceError(f"{path} cannot be read: {reason}; check the path, and that the file is complete") from error
 
 
-def read_text(path: Path) -> str:
+def open_file(path: str | Path, wanted: str, flags: int = 0) -> BinaryIO:
+    """Open a regular file for reading, as every reader of a user's file does; `wanted` ends the error for any other.
+
+    A folder, a pipe and a device are refused: opening a device may change it, and none need have an end. A file of
+    /proc, some of which have no end either, has no size, and reads as empty.
+    """
+
+    def opener(name: str, mode: int) -> int:
+        if not stat.S_ISREG(os.stat(name).st_mode):
+            kind = "a folder" if os.path.isdir(name) else "not a regular file"
+            raise SourceError(f"{path} is {kind}; {wanted}")
+        return os.open(name, mode | flags | getattr(os, "O_NONBLOCK", 0))
+
+    with readable(path, wanted):
+        file = open(path, "rb", opener=opener)  # noqa: SIM115  # the caller closes it
+        if os.fstat(file.fileno()).st_size:  # a pipe that took the file's place since then has none either
+            return file
+        file.close()
+        return BytesIO()
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a regular file; empty if there is none."""
+    if not path.is_file():
+        return ""
+    with open_file(path, "name a file") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def read_text(path: Path, wanted: str = "name a .yaml or .json file") -> str:
     """Return the text of a regular UTF-8 file of at most 1 MiB (JSON) or 128 KiB (YAML)."""
     most = MAX_JSON_BYTES if path.suffix == ".json" else MAX_YAML_BYTES
-    with readable(path):
-        if path.is_dir():
-            raise SourceError(f"{path} is a folder; name a .yaml or .json file in it")
-        if not path.is_file() and path.exists():
-            raise SourceError(f"{path} is not a regular file; name a .yaml or .json file")
-        with path.open("rb") as file:
-            raw = file.read(most + 1)
+    with readable(path), open_file(path, wanted) as file:
+        raw = file.read(most + 1)
     if len(raw) > most:
-        raise SourceError(f"{path} is larger than {most >> 10} KiB, the most that is read of such a file")
+        raise SourceError(f"{path} is larger than {most >> 10} KiB, the most that is read of such a file; {wanted}")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -384,6 +384,34 @@ def test_a_module_that_a_value_names_is_imported_in_few_places():
     }  # fmt: skip
 
 
+# Calls that open a file to read it, other than one of the package, of /proc or a null device, and are not `open_file`.
+READING = {
+    "files.py": {"open(path, 'rb', opener=opener)", "os.open(name, mode | flags | getattr(os, 'O_NONBLOCK', 0))"},  # it
+    "views/explain.py": {"file.read_text(encoding='utf-8')"}, "sources/bert.py": {"path.read_text(encoding='utf-8')"},
+    "analyses/sweep/pool.py": {"os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 438)"},  # after open_file
+    "checkpoints/torch_files.py": {"archive.open(info)"}, "views/interactive.py": {"self.modules.open"},
+    "processes/folders.py": {"os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)"},  # to lock
+    "processes/child.py": {"os.fdopen(reader, 'rb', buffering)", "os.fdopen(0, 'r')"},  # pipes
+    "dry_run/sandbox.py": {"os.fdopen(ready, 'rb')"},
+    "measure/profile_job.py": {"Path(path).read_text()", "(_GROUP / f'memory.{name}').read_text(encoding='ascii')"},
+    "torch_access/fake_gpu.py": {"(where / f'include/ATen/detail/{name}HooksInterface.h').read_text()"},
+}  # fmt: skip
+
+
+def test_one_function_opens_every_file_of_a_user():
+    """`files.open_file` refuses pipes and devices, and what has no end."""
+    harmless = re.compile(r"__file__|\(files\('bertscope'\)|f?'/proc/|os\.devnull|, '[wxa]b?'")
+    found: dict[str, set[str]] = {}
+    for module in modules().values():
+        for node in module.nodes:
+            if isinstance(node, ast.Call) and not harmless.search(call := ast.unparse(node)):
+                name = call.partition("(lambda")[0] if "lambda" in call else call
+                owner, _, method = ast.unparse(node.func).rpartition(".")
+                if method in ("open", "fdopen", "read_bytes", "from_file") or (owner and method == "read_text"):
+                    found.setdefault(module.place, set()).add(name)
+    assert found == READING
+
+
 def test_a_digit_in_a_pattern_is_one_of_ascii():
     """`\\d` and isdigit take the digits of every script, which int reads or refuses."""
     found = [

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from bertscope.checkpoints.files import LIMITS, Budget
 from bertscope.errors import SourceError, one_line
-from bertscope.files import readable
+from bertscope.files import open_file, readable
 from bertscope.units import html_text, json_text, visible
 from bertscope.views.columns import Column, csv_only, csv_text, table_text
 from bertscope.views.console import Target
@@ -41,6 +41,24 @@ def test_a_hostile_file_is_one_line_soon_and_small(tmp_path, name):
     assert name in verdict.err
     assert hostile.WORDS.get(name, "") in verdict.err
     assert verdict.grown < MOST_BYTES
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+def test_what_has_no_end_is_refused_and_is_empty_where_it_takes_the_place_of_a_file(tmp_path, monkeypatch, name):
+    path = tmp_path / name  # an absolute name is a path by itself
+    if name == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(SourceError, match="is not a regular file; name one"):
+        open_file(path, "name one")
+    monkeypatch.setattr("bertscope.files.os.stat", lambda _: os.lstat(__file__))  # the first look saw a file
+    with open_file(path, "name one") as file:
+        assert file.read() == b""
+
+
+def test_a_file_of_the_system_without_a_size_reads_as_empty(tmp_path):
+    (tmp_path / "link").symlink_to("/proc/self/status")  # as /proc/kmsg, which only root may open, and which has no end
+    with open_file(tmp_path / "link", "name one") as file:
+        assert file.read() == b""
 
 
 SHOWN = [*((name, "table") for name in hostile.ACCEPTED), *(

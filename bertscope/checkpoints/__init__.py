@@ -8,7 +8,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from bertscope.files import readable
+from bertscope.errors import SourceError
+from bertscope.files import open_file, readable
 
 # In the order in which transformers searches, then those of an adapter of peft, then those of other programs: FSDP's
 # `.metadata` and DeepSpeed's `latest`; last what `refused` names.
@@ -46,11 +47,9 @@ def is_weights(path: Path) -> bool:
 
 
 def _begins_as_weights(path: Path) -> bool:
-    with suppress(OSError, ValueError):
-        if path.is_file():
-            with path.open("rb") as file:
-                start = file.read(32)
-            return start.startswith(MAGICS) or start[8:10] == b'{"'  # safetensors
+    with suppress(SourceError), open_file(path, "") as file:
+        start = file.read(32)
+        return start.startswith(MAGICS) or start[8:10] == b'{"'  # safetensors
     return False
 
 

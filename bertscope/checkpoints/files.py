@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 from bertscope.errors import SourceError
-from bertscope.files import readable
+from bertscope.files import open_file, readable
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 _REST = "structure and alignment"
@@ -236,17 +236,15 @@ def is_size(value: Any) -> bool:
 @contextmanager
 def opened(path: Path, budget: Budget) -> Iterator[OpenFile]:
     """Open a regular file; raise SourceError for a folder, a pipe, or a second name for an open file."""
-    with readable(path):
-        if path.is_dir():
-            raise SourceError(f"{path} has no weights; name a folder with model.safetensors or pytorch_model.bin")
-        if path.exists() and not path.is_file():
-            raise SourceError(f"{path} is not a regular file; name a checkpoint")
-        with path.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            first = budget.names.setdefault((status.st_dev, status.st_ino), path.name)
-            if first != path.name:
-                raise SourceError(f"shards {first} and {path.name} are one file; remove one", where=str(budget.path))
-            yield OpenFile(path, stream, status.st_size, budget)
+    wanted = "name a checkpoint, or a folder with model.safetensors or pytorch_model.bin"
+    with readable(path), open_file(path, wanted) as stream:
+        status = path.stat()
+        first = budget.names.setdefault((status.st_dev, status.st_ino), path.name)
+        if first != path.name:
+            raise SourceError(f"shards {first} and {path.name} are one file; remove one", where=str(budget.path))
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        yield OpenFile(path, stream, size, budget)
 
 
 def json_in(path: Path, budget: Budget, limit: int, what: str = "the file") -> tuple[OpenFile, Any]:

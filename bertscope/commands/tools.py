@@ -11,7 +11,7 @@ from bertscope.commands.call import CommandLine, note, write
 from bertscope.commands.exit_codes import complain
 from bertscope.config import RULES, BertConfig
 from bertscope.errors import SelectionError, SourceError, one_line, shown, suggestion
-from bertscope.files import MAX_YAML_BYTES, read_yaml, write_file
+from bertscope.files import MAX_YAML_BYTES, open_file, read_yaml, write_file
 from bertscope.reports import json as report_json
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import CheckReport
@@ -146,7 +146,8 @@ def _record(call: CommandLine) -> None:
         )
     from bertscope.analyses.check import expected_block
 
-    content = path.read_bytes()
+    with open_file(path, "name an expectation file") as file:
+        content = file.read()
     newline = b"\r\n" if b"\r\n" in content else b"\n"
     content += b"" if content.endswith(b"\n") else newline
     content += expected_block(model).encode().replace(b"\n", newline)

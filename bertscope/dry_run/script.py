@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import SelectionError, SourceError, WorkerError, name_of
+from bertscope.files import open_file
 from bertscope.frozen import Record
 from bertscope.gpus import Gpu
 from bertscope.processes.child import ENDED, ERROR, GARBLED, Child, ForkedChild, Worker, starting
@@ -139,7 +140,10 @@ def fitted(
     name, low, high = match[1], int(match[2]), int(match[3])
     rows: dict[int, RunFit] = {}
     path = Path(script_run.script)
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = ""
+    if path.is_file():
+        with open_file(path, "name a script") as file:
+            text = file.read().decode(errors="replace")
     dashed = name.replace("_", "-")
     option = dashed if f"--{dashed}" in text and f"--{name}" not in text else name
     costs: list[Any] = []

@@ -18,7 +18,7 @@ import yaml
 
 from bertscope.config import ATTENTION_KERNELS, LORA_EXAMPLE, Lora
 from bertscope.errors import BertscopeError, ConfigError, SourceError
-from bertscope.files import Entry, read_mapping, read_text, read_yaml, readable, root_node
+from bertscope.files import Entry, open_file, read_mapping, read_text, read_yaml, readable, root_node
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
 from bertscope.settings.rows import CodeName, is_code
@@ -241,7 +241,8 @@ def with_expected(path: Path, changes: Mapping[str, Any]) -> str:
             done = max(done, end)
         new += text[done:]
         if read_yaml(new, path).plain() == data:
-            return _BOM + new if path.read_bytes().startswith(_BOM.encode()) else new
+            with open_file(path, "name an expectation file") as file:
+                return _BOM + new if file.read(3) == _BOM.encode() else new
     raise SourceError(f"{path} has a form that is not kept; write its expectations as plain 'key: value' lines")
 
 

@@ -28,7 +28,7 @@ from bertscope.errors import (
     name_of,
     one_line,
 )
-from bertscope.files import read_json, read_mapping, readable
+from bertscope.files import open_file, read_json, read_mapping, read_text, readable
 from bertscope.frozen import Record
 from bertscope.settings.rows import NO_PERMIT, CodeName, is_code
 from bertscope.settings.training import loss_parts
@@ -77,7 +77,7 @@ def cached_folder(name: str) -> Path | None:
         for cache in _caches():
             model = cache / f"models--{name.replace('/', '--')}"
             main = model / "refs" / "main"
-            snapshot = model / "snapshots" / (main.read_text().strip() if main.is_file() else "main")
+            snapshot = model / "snapshots" / (read_text(main, "remove it").strip() if main.is_file() else "main")
             if any((snapshot / file).is_file() for file in (*_CONFIGS, *WEIGHTS)):
                 return snapshot
     return None
@@ -365,8 +365,8 @@ def _read(location: _Place, is_base: bool) -> ModelSource:
     if path.suffix == ".py":
         classes: list[str] = []
         if path.is_file():
-            with readable(str(path)), path.open(encoding="utf-8", errors="replace") as file:  # it is not run
-                classes = re.findall(r"^class (\w+)", file.read(2**20), re.MULTILINE)
+            with open_file(path, LISTED) as file:  # it is not run
+                classes = re.findall(r"^class (\w+)", file.read(2**20).decode(errors="replace"), re.MULTILINE)
         example = f"{path}:{classes[0] if classes else 'build'}"
         raise SourceError(f"{path} is code; name a class or function in it, such as {example}")
     if path.suffix != ".json":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope.errors import SelectionError, SourceError, name_of, suggestion
-from bertscope.files import readable
+from bertscope.files import open_file, readable
 from bertscope.progress import progress
 from bertscope.settings.rows import MAX_SIZE
 from bertscope.sources.find import cached_folder
@@ -75,8 +75,6 @@ def _read(lengths: str | Iterable[Any], field: str, tokenizer: str) -> Counter[i
             rows = ((lengths, value) for value in _normal(lengths.removeprefix(_NORMAL)))
         else:
             path = Path(lengths).expanduser()
-            if path.exists() and not path.is_file():
-                raise SourceError(f"{path} is no regular file; {_WANTED}")
             rows = _READERS.get(path.suffix.lower(), _lines)(path, field)
         return _counted(rows, tokenizer)
 
@@ -132,7 +130,7 @@ def _normal(text: str) -> Iterator[int]:
 def _lines(path: Path, field: str = "") -> Iterator[tuple[str, str]]:
     if field:
         raise SelectionError(f"{path} has one number a line; {name_of('field')} is for other files")
-    with path.open("rb") as file:
+    with open_file(path, _WANTED) as file:
         for number in range(1, 2 * MAX_LENGTHS):
             raw, where = file.readline(_MAX_LINE_BYTES + 1), f"{path}:{number}"
             if len(raw) > _MAX_LINE_BYTES:
@@ -182,7 +180,8 @@ def _tokenizer(name: str) -> Callable[[list[str]], Iterable[int]]:
     with readable(file):
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_file(str(file))
+        with open_file(file, "give a tokenizer.json") as stream:
+            tokenizer = Tokenizer.from_buffer(stream.read())
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return lambda texts: [max(len(encoding.ids), 1) for encoding in tokenizer.encode_batch(texts)]

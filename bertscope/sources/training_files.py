@@ -19,7 +19,7 @@ import yaml
 
 from bertscope.config import ALL_LINEAR, Lora
 from bertscope.errors import BertscopeError, BertscopeWarning, SourceError, name_of, one_line
-from bertscope.files import Entry, read_json, read_mapping, read_text, readable
+from bertscope.files import Entry, open_file, read_json, read_mapping, read_text
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
 from bertscope.gpus import find_gpu, typed_prices
@@ -173,11 +173,9 @@ def read_training_file(path: Path | str | TrainingArguments) -> TrainingFile:
     """
     text = "" if isinstance(path, str | os.PathLike) else path.to_json_string()
     path = Path(path if isinstance(path, str | os.PathLike) else type(path).__name__)
-    with readable(path):
-        if path.is_file():
-            with path.open("rb") as file:
-                is_archive = file.read(4).startswith(_ARCHIVES)
-            if is_archive:
+    if not text:
+        with open_file(path, _WANTED) as file:
+            if file.read(4).startswith(_ARCHIVES):
                 raise SourceError(
                     f"{path} is a pickle, which can run code, and bertscope loads none; "
                     "save TrainingArguments.to_json_string() to a .json file and give that"
@@ -261,10 +259,7 @@ def read_plan(path: str | os.PathLike[str]) -> PlanReport:
     from bertscope.reports.json import from_json
 
     file = Path(path)
-    with readable(path):
-        if not file.exists():
-            raise SourceError(f"{file} does not exist; {_WANTED_PLAN}")
-    text = read_text(file)
+    text = read_text(file, _WANTED_PLAN)
     try:
         report = from_json(text)
         if not isinstance(report, PlanReport) or not report.rows:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import bertscope
-from bertscope.errors import BertscopeError, BertscopeWarning
+from bertscope.errors import BertscopeError, BertscopeWarning, SourceError
+from bertscope.files import digest, open_file
 from bertscope.processes.signals import uninterrupted
 from bertscope.settings.run_config import CACHE_VARIABLE, CUDA, RunConfig
 from bertscope.sources.find import teachers
@@ -31,6 +32,7 @@ _MOST_FILE_BYTES, _MOST_TEXT_BYTES = 4 * 2**20, 64 * 2**20
 _BEGUN, _SUFFIX = ".bertscope-", ".trace"
 _OWN_NAME = re.compile(rf"({re.escape(_BEGUN)}.*|[0-9a-f]{{64}}){re.escape(_SUFFIX)}")
 _OWN, _PACKAGES = re.compile(r"torch-.*-info$"), re.compile(r"(torch|transformers|peft)-.*-info$")
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 Result = TypeVar("Result")
 _uncached: list[None] = []  # blocks of `uncached` that run
 
@@ -123,17 +125,11 @@ def _is_open(folder: Path) -> bool:
     return bool(may_write and not status.st_mode & stat.S_ISVTX) or status.st_uid not in (0, os.getuid())
 
 
-def _opened(path: str | Path, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-
-
 def _read(path: Path) -> bytes:
     """Return the content of a file; raises ValueError for an incomplete one, and OSError for a link."""
-    with open(path, "rb", opener=_opened) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("no regular file")
-        digest, _, packed = file.read(_MOST_FILE_BYTES).partition(b"\n")
-    if digest.decode("ascii") != hashlib.sha256(packed).hexdigest():
+    with open_file(path, "remove it", _NO_LINK) as file:
+        checksum, _, packed = file.read(_MOST_FILE_BYTES).partition(b"\n")
+    if checksum.decode("ascii") != hashlib.sha256(packed).hexdigest():
         raise ValueError("damaged")
     with suppress(OSError):
         os.utime(path)
@@ -178,8 +174,8 @@ def _tidy(folder: Path) -> None:
     for used, size, path in sorted(entries(folder), reverse=True):
         left_bytes, left_files = left_bytes - size, left_files - 1
         if used < oldest or left_bytes < 0 or left_files < 0:
-            with suppress(OSError):
-                with open(path, "rb", opener=_opened) as file:
+            with suppress(OSError, SourceError):
+                with open_file(path, "", _NO_LINK) as file:
                     is_own = re.match(rb"[0-9a-f]{64}\n|$", file.read(65))  # a name alone may be a user's
                 if is_own:
                     os.unlink(path)
@@ -189,8 +185,7 @@ def _key(kind: str, sources: Sequence[ModelSource], run_config: RunConfig, threa
     parts: list[Any] = [kind, run_config.flat(), run_config.gpu_threads, _files()]
     for source in sources:
         path = getattr(source, "path", None)
-        content = path.read_bytes() if path is not None and path.is_file() else b""
-        parts += [type(source).__name__, source.to_data(), str(source.notice), hashlib.sha256(content).hexdigest()]
+        parts += [type(source).__name__, source.to_data(), str(source.notice), path and digest(path)]
     torch = sys.modules.get("torch")  # of which a program may have set another dtype of new tensors
     parts.append(str(torch.get_default_dtype()) if torch else "torch.float32")
     parts.append(_versions(all(type(source).__name__ == "BertSource" for source in sources)))

@@ -123,7 +123,7 @@ def test_a_file_without_permission_is_told(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)  # the tests may run as root, whom no mode keeps out
+    monkeypatch.setattr(os, "open", refuse)  # the tests may run as root, whom no mode keeps out
     with pytest.raises(SourceError, match="Permission denied; check the path and its permissions"):
         load(path)
 

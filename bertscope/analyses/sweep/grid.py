@@ -21,7 +21,7 @@ from typing import Any
 
 import bertscope
 from bertscope.errors import BertscopeError, MissingExtraError, SourceError, one_line
-from bertscope.files import read_text, read_yaml, readable
+from bertscope.files import digest, read_text, read_yaml, readable
 from bertscope.frozen import Record
 from bertscope.gpus import Gpu, find_gpu
 from bertscope.memory.plan import check_plan
@@ -77,9 +77,7 @@ def _read_file(path: Path, allow_code: bool) -> Source:
     if path.suffix not in (".yaml", ".yml"):
         raise SourceError(f"{path} is no .yaml file; {_GRID_FORM}")
     with readable(path):
-        if not path.exists():
-            raise SourceError(f"{path} does not exist; {_GRID_FORM}")
-        entries = read_yaml(read_text(path), path, form=_GRID_FORM)
+        entries = read_yaml(read_text(path, _GRID_FORM), path, form=_GRID_FORM)
     for name, entry in entries.items():
         if name not in KEYS:
             raise entry.error(unknown_setting(name, KEYS), name)
@@ -217,7 +215,7 @@ def _source(model: str, head: str | None, attention: str | None, pooler: bool | 
 @cache
 def _own_code(model: str) -> str:
     file = Path(model.rpartition(":")[0])
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix == ".py" and file.is_file() else ""
+    return digest(file) if file.suffix == ".py" else ""
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 from bertscope.analyses.sweep.grid import Task, are_kept
 from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError, WorkerError, one_line
-from bertscope.files import write_file
+from bertscope.files import open_file, write_file
 from bertscope.processes import child
 from bertscope.processes.child import starting
 from bertscope.progress import notify
@@ -278,6 +278,7 @@ def dask_rows(tasks: Sequence[Task], address: str) -> Iterator[SweepRow]:
 # ---- the file of the results ----
 
 MAX_LINE_BYTES = 2**20  # a row has 1.5 KB
+_RESULTS = "name a file, from which a sweep can go on"
 _START = f'{{"schema":{SCHEMA},"key":"'.encode()
 _OTHER_SCHEMA = re.compile(rb'\{(?:"schema":([0-9]{1,9}),)?"key":"[0-9a-f]{32}"')  # rows of schema 1 do not name it
 _KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -309,7 +310,8 @@ class ResultsFile:
         """
         rest = self.lines.keys() - set(keys)
         content = b"".join(self.lines[key] for key in (*keys, *(key for key in self.lines if key in rest)))
-        written = self.path.read_bytes()
+        with open_file(self.path, _RESULTS) as file:
+            written = file.read()
         if len(written) != self.size_bytes:
             notify(f"{self.path} was changed by another program; its rows are not put in order")
         elif content != written:
@@ -325,7 +327,7 @@ class ResultsFile:
         Raises SourceError for a file with other content, which is not changed.
         """
         starts = [_START + key.encode() + b'"' for key in self.points]
-        with self.path.open("rb") as file:
+        with open_file(self.path, _RESULTS) as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), 1):
                 if line.endswith(b"\n"):
                     self._know(self._row(line, number), line)
@@ -373,8 +375,8 @@ def results_file(path: Path, points: Mapping[str, Mapping[str, Any]]) -> Iterato
 
     Raises SourceError for a file with other content, and while another sweep writes to it.
     """
-    if path.exists() and not path.is_file():
-        raise SourceError(f"{path} is no regular file, which a sweep needs to go on from; name a file")
+    if path.exists():
+        open_file(path, _RESULTS).close()
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     except OSError as error:

@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import signal
-import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from bertscope.analyses.why.findings import message_report, snapshot_report
 from bertscope.errors import BertscopeError, SourceError, one_line
+from bertscope.files import open_file
 from bertscope.processes.child import ask, limit_child, sender
 from bertscope.progress import progress
 from bertscope.reports.base import to_json
@@ -56,14 +56,12 @@ def read_why(file: str) -> WhyReport:
         return message_report(sys.stdin.buffer.read(MAX_LOG_BYTES).decode(errors="replace"), STDIN)
     path = Path(file)
     try:
-        is_file = stat.S_ISREG(path.stat().st_mode)
+        path.stat()
     except (OSError, ValueError) as error:
         if "out of memory" in file:
             return message_report(file[:MAX_LOG_BYTES], TEXT)
         reason = getattr(error, "strerror", None) or str(error)
         raise SourceError(f"{one_line(file, limit=80)}: {reason}; {_GIVE}") from None
-    if not is_file:
-        raise SourceError(f"{file} is a folder, a pipe or a device; {_GIVE}")
     question, entry = [os.path.abspath(path), path.name], "bertscope.analyses.why.reading:explain_file"
     kind, content, code = ask(entry, question, lambda: progress(f"reading {path.name}"), _WAIT_SECONDS)
     if kind == "report" and isinstance(report := from_json(content), WhyReport):
@@ -89,7 +87,7 @@ def explain_file() -> None:
 def answer_of(path: str, name: str) -> tuple[str, str]:
     """Return "report" and the report of a file as JSON, or "refused" and the reason on one line."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path, _GIVE) as file:
             return "report", to_json(report_of(file, name))
     except BertscopeError as error:
         return "refused", str(error)
