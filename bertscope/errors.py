@@ -131,6 +131,11 @@ class BertscopeError(Exception):
         """Return the error for the text of another one, which names the settings in it too."""
         return f"{self.where}: {self.message.marked}" if self.where else self.message.marked
 
+    @property
+    def of_file(self) -> str:
+        """Return the text of an error about a file, with marks on names that no key of the file changes."""
+        return self.message.marked
+
     def at(self, where: str) -> BertscopeError:
         """Put a place (`file:line`) in front of the message, unless it already has one; return the error."""
         self.where = self.where or one_line(where)

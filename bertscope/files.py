@@ -144,9 +144,10 @@ def readable(path: object, wanted: str = "") -> Iterator[None]:
     except BertscopeError:
         raise
     except OSError as error:
-        reason, permissions = error.strerror or str(error), "check the path and its permissions"
-        advice = wanted if wanted and isinstance(error, FileNotFoundError) else permissions
-        raise SourceError(f"{path} cannot be read: {reason}; {advice}") from error
+        advice = "check the path and its permissions"
+        if isinstance(error, FileNotFoundError):
+            advice = "; ".join(filter(None, ["check the path", wanted]))
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}; {advice}") from error
     except ImportError as error:  # of a package that only this kind of file needs
         name = (error.name or "").partition(".")[0] or "a package"
         raise SourceError(f"{path} needs {name}, which cannot be imported: pip install --upgrade {name}") from error

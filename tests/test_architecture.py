@@ -412,6 +412,23 @@ def test_one_function_opens_every_file_of_a_user():
     assert found == READING
 
 
+def test_an_error_about_another_keeps_the_names_that_a_front_end_spells():
+    """`of_file` keeps the settings that `name_of` marks and a file does not have; in `message` they are Python's."""
+    raised = [f"{module.place}: {ast.unparse(node)}" for module in modules().values() for node in module.nodes
+              if isinstance(node, ast.Raise)]  # fmt: skip
+    found = [text for text in raised if re.search(r"\.message(?!\.marked|\.parts)", text)]
+    assert found == []
+
+
+def test_a_kernel_replaces_another_without_a_warning_on_stderr():
+    """torch warns once in a process: every registration under a key with kernels goes through `replace_kernel`."""
+    keys = {
+        ast.unparse(node.args[2]) for module in modules().values() if module.place != "torch_access/__init__.py"
+        for node in module.nodes if isinstance(node, ast.Call) and dotted(node.func).lower().endswith("library.impl")
+    }  # fmt: skip
+    assert keys == {"'Meta'", "'CUDA'", "_device", "'AutocastCPU'"}  # AutocastCPU: only what has no kernel there
+
+
 def test_a_digit_in_a_pattern_is_one_of_ascii():
     """`\\d` and isdigit take the digits of every script, which int reads or refuses."""
     found = [

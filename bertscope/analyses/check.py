@@ -172,7 +172,7 @@ class Witness:
                 got = self.got(expectation)
         except BertscopeError as error:
             where = f"{path}:{expectation.line}"
-            placed = error if error.where else SourceError(f"{expectation.key}: {error.message}", where=where)
+            placed = error if error.where else SourceError(f"{expectation.key}: {error.of_file}", where=where)
             return _error(placed, model=self.model.name, path=path, line=expectation.line, key=expectation.key)
         status, message = ("passed", "") if expectation.accepts(got) else ("failed", self._message(expectation, got))
         return Finding(

@@ -357,7 +357,7 @@ def _read(path: Path) -> Project | None:
             rule = "a list of files" if key == "check" else "a text"
             raise wrong(f"{key} must be {rule}; got {str(value)[:60]!r}")
     if table.get("architecture") not in (None, *ARCHITECTURES):
-        raise wrong(f"architecture: {unknown_architecture(table['architecture']).message}")
+        raise wrong(f"architecture: {unknown_architecture(table['architecture']).of_file}")
     settings = {key: value for key, value in table.items() if key in SETTINGS}
     where = f"{path}: [tool.bertscope]"
     return Project(path, table, read_settings(settings, compared=_COMPARED, where=where, is_default=True))

@@ -7,7 +7,6 @@ registered under the CPU's autocast key.
 """
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -30,7 +29,15 @@ from bertscope.memory.kernel_rules import (
 )
 from bertscope.model.attention import say_once
 from bertscope.settings.run_config import CUDA, RunConfig
-from bertscope.torch_access import always, close_library, has_bf16_products, has_kernel, operator_name, torch
+from bertscope.torch_access import (
+    always,
+    close_library,
+    has_bf16_products,
+    has_kernel,
+    operator_name,
+    replace_kernel,
+    torch,
+)
 from bertscope.torch_access.fake_gpu import Put
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -363,9 +370,7 @@ def _add_lists(library: Any) -> None:
                 library.impl(name, partial(wrapped, name, known), "AutocastCPU")
     # CUDA lists the parts of cross_entropy and not the whole, which asks for a log_softmax in the dtype of its input:
     # autocast leaves that as it is, and nll_loss gets a copy in fp32. Source: ATen/native/LossNLL.cpp.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it replaces the kernel of the CPU
-        library.impl("cross_entropy_loss", torch.ops.aten.cross_entropy_loss.default.decompose, "AutocastCPU")
+    replace_kernel(library, "cross_entropy_loss", torch.ops.aten.cross_entropy_loss.default.decompose, "AutocastCPU")
 
 
 def _in_float(name: str, operator: Any, *args: Any, **kwargs: Any) -> Any:

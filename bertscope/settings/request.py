@@ -64,7 +64,7 @@ def read_settings(
         except SettingError as error:
             if not origin:
                 raise
-            raise SettingError(error.message, error.names, where=origin) from None
+            raise SettingError(error.of_file, error.names, where=origin) from None
         if permit and table[name].names_code:
             values = tuple(value if isinstance(value, CodeObject) else CodeName(value) for value in values)
         source[name] = Value(values, origin, is_default)

@@ -90,6 +90,11 @@ class SettingError(SelectionError):
         self.names = tuple(names)
         super().__init__(re.sub(r"\{(\w+)\}", lambda match: name_of(match[1]), text), where=where)
 
+    @property
+    def of_file(self) -> str:
+        """Return the text for a file whose keys are these settings."""
+        return str(self.message)
+
 
 def quoted(value: Any) -> str:
     """Return a value for a message: on one line, cut, and without braces."""

@@ -156,7 +156,7 @@ def _lora(entries: Entries, head: str) -> Lora:
         lora = Lora(**values)
     except ConfigError as error:
         key = next(key for key, name in LORA_KEYS.items() if name == error.field)
-        raise entries[key].error(error.message, key) from None
+        raise entries[key].error(error.of_file, key) from None
     saved = (*lora.save, *filter(None, [head]))
     save = tuple(dict.fromkeys(name for name in saved if name != _NOT_OF_A_BERT))
     target = tuple(sorted(lora.of_bert().target or ()))  # peft writes a set, in any order

@@ -129,7 +129,7 @@ def _run(kind: str, name: str, entry: Entry, precision: str, permit: bool) -> Ex
         source = request.read_settings(settings, where=places, records=(RunConfig,), permit=permit)
         ((run_config,),) = request.Request(question="check", sources=(source,)).resolved(precision=precision)
     except BertscopeError as error:
-        raise ConfigError(f"expected {key}: {error.message}", where=error.where or entry.where) from None
+        raise ConfigError(f"expected {key}: {error.of_file}", where=error.where or entry.where) from None
     if kind == "flops" and run_config.mode == "forward":
         raise entries["mode"].error(f"expected {key}: FLOPs depend on mode inference or training")
     tolerance = _tolerance(key, entries.get("tolerance"))

@@ -226,7 +226,9 @@ def _apply(key: str, rule: Rule, value: Any, values: Fields, fields: Fields, ent
     try:
         result = rule(value, values)
     except ValueError as error:
-        detail = f": {error.message}" if isinstance(error, BertscopeError) else f" must be {error}; got {value!r:.40}"
+        detail = f" must be {error}; got {value!r:.40}"
+        if isinstance(error, BertscopeError):
+            detail = f": {error.of_file}"
         raise entry.error(f"{key}{detail}", key) from None
     except NotModelledError as reason:
         return "not_modelled", str(reason)
@@ -236,7 +238,7 @@ def _apply(key: str, rule: Rule, value: Any, values: Fields, fields: Fields, ent
     try:
         read_settings({name: item for name, item in result.items() if name in SETTINGS})
     except BertscopeError as error:
-        raise entry.error(f"{key}: {error.message}", key) from None
+        raise entry.error(f"{key}: {error.of_file}", key) from None
     return ("used", in_words(result)) if result else ("no_effect", "")
 
 

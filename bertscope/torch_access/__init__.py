@@ -5,6 +5,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 
 import gc
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
@@ -270,6 +271,13 @@ def written_tensors(operator: Any, args: Any, *, or_returned: bool = False) -> l
     pairs = zip(schema.arguments, args, strict=False)
     written = [value for row, value in pairs if row.alias_info is not None and row.alias_info.is_write]
     return [leaf for leaf in tree_leaves(written) if hasattr(leaf, "itemsize")]  # a tensor, also in a log
+
+
+def replace_kernel(library: torch.library.Library, name: Any, kernel: Callable[..., Any], key: str) -> None:
+    """Register a kernel without torch's warning, on a process's first one, that it replaces another."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl(name, kernel, key)
 
 
 def close_library(library: torch.library.Library) -> None:

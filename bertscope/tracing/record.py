@@ -27,6 +27,7 @@ from bertscope.torch_access import (
     operator_name,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
+    replace_kernel,
     running_frames,
     storage_key,
     torch,
@@ -200,7 +201,7 @@ class Recorder(DispatchMode):
                 library = torch.library.Library("aten", "IMPL")
                 stack.callback(close_library, library)
                 for key in ("CPU", "CUDA", "Meta"):
-                    library.impl(_LINEAR, _linear, f"Autograd{key}")
+                    replace_kernel(library, _LINEAR, _linear, f"Autograd{key}")
                 self._watch_phases(stack)
             yield
 
