@@ -309,7 +309,7 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
         put(torch.version, cuda=_CUDA_VERSION)
     put(torch.backends.cuda, is_flash_attention_available=always(True))
     put(torch, compile=uncompiled)
-    put(nn.Module, compile=lambda module, *_, **__: uncompiled())
+    put(nn.Module, compile=lambda module, *_, **__: uncompiled(), share_memory=_refuse_ranks)
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     stack.callback(torch.backends.mha.set_fastpath_enabled, is_fast)

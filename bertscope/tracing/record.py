@@ -217,9 +217,8 @@ class Recorder(DispatchMode):
         stack.callback(register_optimizer_step_pre_hook(self._stepping).remove)
         stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
         stack.enter_context(patch.object(torch.autograd, "backward", partial(self._backward, torch.autograd.backward)))
-        stack.enter_context(
-            patch.object(torch.optim.Optimizer, "__init__", self._with_first_optimizer(torch.optim.Optimizer.__init__))
-        )
+        kind = torch.optim.Optimizer
+        stack.enter_context(patch.object(kind, "__init__", self._with_first_optimizer(kind.__init__)))
 
     def close(self) -> None:
         """Note no further ends of blocks: what ends with the program is part of no step."""
@@ -239,6 +238,8 @@ class Recorder(DispatchMode):
         if get_ident() != self.main and not in_backward():
             self.refusal = f"{type(module).__name__} runs in another thread than the script, where nothing is recorded"
         is_root = not self.inside and not in_backward()
+        if is_root and self.model is None:  # a transform of a loader is a module too, and has nothing on the device
+            is_root = any(map(self.device.has, (*tensors((args, kwargs)), *module.parameters(), *module.buffers())))
         if is_root:
             for run in self.on_root:
                 run(module)
@@ -310,8 +311,8 @@ class Recorder(DispatchMode):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 number = self.numbers.get(storage_key(parameter), -1)
-                grad = parameter.grad
-                if number >= 0 and grad is not None and (block := self.numbers.get(storage_key(grad), -1)) >= 0:
+                block = -1 if parameter.grad is None else self.numbers.get(storage_key(parameter.grad), -1)
+                if min(number, block) >= 0:
                     self.log.name(block, "gradients", self.log.blocks[number].owner)
         self._begin(OPTIMIZER)
         self.updating += 1
@@ -355,10 +356,9 @@ class Recorder(DispatchMode):
         for frame in running_frames(self.main):
             while frame is not None:
                 code = frame.f_code
-                is_foreign = self.libraries.get(code)
-                if is_foreign is None:
-                    is_foreign = self.libraries[code] = is_library(frame)
-                if not is_foreign:
+                if code not in self.libraries:
+                    self.libraries[code] = is_library(frame)
+                if not self.libraries[code]:
                     return f"{code.co_filename}:{frame.f_lineno}"
                 frame = frame.f_back
         return ""
