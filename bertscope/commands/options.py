@@ -147,8 +147,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                      metavar="FILE", concerns=_OF_ONE_RUN),
     "show_script": _flag("Print the estimated training loop as a script.", section="loop"),
     # the files from which settings of a run come
-    "training_file": _row("Read the settings of TrainingArguments (JSON) or an accelerate config. Other options "
-                          "override them.", kind=Path, section="loop", option="from", metavar="FILE"),
+    "training_file": _row("Read the settings of TrainingArguments (JSON), accelerate, axolotl or LLaMA-Factory. "
+                          "Other options override them.", kind=Path, section="loop", option="from", metavar="FILE"),
     "plan": _row(_PLAN, kind=Path, section="loop", metavar="FILE"),
     "no_calibration": _flag("Use published values of the GPU instead of a calibration.", section="gpu",
                             concerns={"calibration": not_}),
