@@ -129,8 +129,10 @@ def _faults_of_text(code: int, out: str, err: str, reports_errors: bool, is_meas
 def _faults_of_files(
     code: int, before: dict[str, bytes], after: dict[str, bytes], arguments: list[Any], folder: Path
 ) -> Iterator[str]:
-    words = pairwise(map(str, arguments))
-    asked = {os.path.relpath(folder / word, folder) for option, word in words if option in ("--output", "-o")}
+    words = [str(argument) for argument in arguments]
+    outputs = [word for option, word in pairwise(words) if option in ("--output", "-o")]
+    outputs += [word.removeprefix("--output=").removeprefix("-o") for word in words]  # as in -ofile
+    asked = {os.path.relpath(folder / word, folder) for word in outputs}
     new = after.keys() - before.keys()
     changed = {name for name, content in before.items() if after.get(name) != content}
     if RAN in new:
