@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertscope.analyses import diagram as diagrams
 from bertscope.analyses import explain as steps
@@ -22,7 +22,11 @@ from bertscope.settings.request import Request
 from bertscope.settings.run_config import INFERENCE, QUESTIONS, TRAINING
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import Model, source_of
+from bertscope.sources.model_source import ModelSource
 from bertscope.tracing import flops as work
+from bertscope.tracing.inputs import idle_sizes
+
+_SizedReport = TypeVar("_SizedReport", bound="ExplainReport | GraphReport | ClassReport")
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -76,7 +80,16 @@ def explain(
     source = source_of(model, name=name)
     described = inputs if texts else ()
     seq = requests.length_of(seq, *[source] * (tensors is None), batch=batch, texts=described)
-    return steps.explain(source, path, batch=batch, seq=seq, inputs=described)
+    report = steps.explain(source, path, batch=batch, seq=seq, inputs=described)
+    return _without_idle_length(report, source, tensors, described)
+
+
+def _without_idle_length(
+    report: _SizedReport, source: ModelSource, tensors: Any, described: Collection[str]
+) -> _SizedReport:
+    """Return the report without the length where it changes no input."""
+    is_idle = tensors is not None or (described and "seq" in idle_sizes(source, described))
+    return replace(report, seq=None) if is_idle and not isinstance(report, ClassReport) else report
 
 
 @public_function(diagrams.class_diagram)
@@ -142,7 +155,8 @@ def diagram(
     if arguments.pop("inputs", None) is not None:
         module = source_of(module, inputs=tensors).build()
         arguments.setdefault("forward_inputs", ForwardInputs(batch=requests.batch_of(tensors)))
-    return draw(module, path, name=shown, **arguments)
+    report = draw(module, path, name=shown, **arguments)
+    return _without_idle_length(report, source_of(model), tensors, settings.input) if kind == "forward" else report
 
 
 @public_function()

@@ -104,7 +104,8 @@ def diagram_title(report: ClassReport | GraphReport) -> str:
         parts += [f"around {report.around}"] if report.around else []
     else:
         parts += [report.path] if report.path else []
-        size = f"forward at batch {report.batch}, seq {report.seq}"
+        size = f"forward at batch {report.batch}"
+        size += f", seq {report.seq}" if report.seq is not None else ""
         parts.append(size if is_forward else "modules with their parameters in all copies")
         parts += [f"{report.cache} cached"] if report.cache else []
     return ", ".join(parts)

@@ -84,7 +84,8 @@ def table(report: ExplainReport, target: Target, naming: str | None = None, lang
         text = painted(wrapped(_answer(report), target), "strong", target) if report.sums else ""
         text += painted(wrapped(_title(report), target), "dim" if text else "", target)
         if report.steps:
-            sizes = _notes(report) if report.batch is None else say("explain_sizes", batch=report.batch, seq=report.seq)
+            sizes = _notes(report) if report.batch is None else say("explain_batch", batch=report.batch)
+            sizes = sizes if report.seq is None else say("explain_sizes", batch=report.batch, seq=report.seq)
             steps = "\n".join(_step(step, target, naming) for step in report.steps)
             text += f"{wrapped(sizes, target, 4)}\n{steps}\n"
         text += "".join(wrapped(_sum(item, report), target, 2) for item in report.sums)

@@ -1,5 +1,6 @@
 """Inputs that a user describes, in dictionaries and variadic too, and the default sizes of those that are derived."""
 
+import functools
 import inspect
 import re
 
@@ -121,6 +122,13 @@ def test_fit_shows_no_length_where_the_inputs_fix_it():
     assert report.length_given
     assert "seq" not in str(report)
     assert "seq" in str(bertscope.fit({"model_type": "bert", **SMALL}, seq=8, **sizes | {"precision": "fp32"}))
+
+
+@pytest.mark.parametrize("function", [bertscope.explain, functools.partial(bertscope.diagram, kind="forward")])
+def test_a_forward_pass_without_a_length_shows_none(function):
+    config = bertscope.BertConfig(**SMALL)
+    assert (function(torch.nn.Linear(4, 4), inputs=torch.ones(2, 4)).seq, function(config).seq) == (None, 128)
+    assert "seq" not in str(function(torch.nn.Linear(4, 4), input_size=(2, 4))).partition("flowchart")[0]
 
 
 class Words(torch.nn.Module):
