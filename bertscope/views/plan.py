@@ -142,7 +142,8 @@ def verdict(report: PlanReport) -> str:
             return step.line_of(text, (f": {step.on_gpu(maybe.cost)}", 2), largest)
         return step.line_of(text, largest)
     size = f" as {count_text(row.accumulate)} micro-batches of {count_text(row.batch)}" * (row.accumulate > 1)
-    changes = f" with {_changed(row)}{' (same result)' * row.keeps_result}" if row.changes else ""
+    effect = " (same result)" * row.keeps_result + " (not full fine-tuning)" * ("lora" in row.changes)
+    changes = f" with {_changed(row)}{effect}" if row.changes else ""
     changes += ", without a change" * bool(report.may_change and not row.changes)
     logits = "the logits" * ("loss_chunks" in row.changes)
     recomputed = f", recomputing {share(row) if row.lists else logits or 'nothing'}"
