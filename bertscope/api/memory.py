@@ -127,12 +127,12 @@ def noted(request: Request, runs: Sequence[RunConfig], searched: str = "") -> Tr
     file: TrainingFile | None = request.training_file
     if file is None:
         return None
-    replaced = list(file.replaced)
+    replaced, not_read = list(file.replaced), (searched, *request.row.unused)
     for name, value in file.fields.items():
         used = list(dict.fromkeys(run.flat()[name] for run in runs))
-        if name == searched or value not in used:
+        if name in not_read or value not in used:
             values = ", ".join(str(item).lower() for item in used)
-            effect = "it is searched" if name == searched else f"an option sets {values}"
+            effect = "it is searched" if name in not_read else f"an option sets {values}"
             replaced.append(TrainingKey(key=name, value=value, effect=effect))
     return replace(file, replaced=tuple(replaced))
 

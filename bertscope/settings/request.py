@@ -156,7 +156,8 @@ class Request(Record):
 
     def with_file(self, file: Any) -> Request:
         """Return the request with the settings of a training file, next to which a project has no precision."""
-        source = read_settings(file.fields, where=file.path, is_default=True)
+        taken = {name: value for name, value in file.fields.items() if name not in self.row.unused}
+        source = read_settings(taken, where=file.path, is_default=True)
         return replace(self.without("precision").before_defaults(source), training_file=file)
 
     def with_plan(self, plan: Any, *, permit: bool = False) -> Request:

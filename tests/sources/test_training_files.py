@@ -151,6 +151,14 @@ def test_fit_searches_the_batch_and_takes_the_rest(cli, given):
     assert "batch 16: it is searched" in result.err
 
 
+def test_plan_chooses_the_checkpointing_and_takes_the_rest(cli, given):
+    path = given(gradient_checkpointing_kwargs={"use_reentrant": True})
+    result = cli("plan", "bert-tiny", "--budget", "1GiB", "--seq", "16", "--from", path, "--format", "json")
+    assert (result.code, result.json["run"]["accumulate"], result.json["run"]["reentrant"]) == (0, 4, False)
+    replaced = {row["key"]: row["effect"] for row in result.json["training_file"]["replaced"]}
+    assert replaced == dict.fromkeys(("checkpointing", "reentrant"), "it is searched")
+
+
 def test_the_notes_on_the_page_are_those_of_the_command(printed):
     page = (ROOT / "docs" / "memory.md").read_text()
     command = "bertscope estimate bert-tiny --seq 512 --from args.json"
