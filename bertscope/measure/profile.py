@@ -41,14 +41,11 @@ def profile_report(
     children: list[_Child] = []
     first, kind = jobs[0], _Ranks if jobs[0].launch else _Child
     forks = first.run_config.device == "cpu" and (len(jobs) > 1 or first.launch is not None)
-    begun = time.monotonic()
     with starting(kind.load, kind.entry, forks=forks) as start:
         try:
-            for number, job in enumerate(jobs):
+            for job in jobs:
                 beside = children[0].sent.estimated.cost.peak_bytes if children and children[0].sent.estimated else 0
                 children.append(kind(replace(job, beside_peak_bytes=beside), timeout_seconds, start))
-                passed, steps = time.monotonic() - begun, [child.first_seconds for child in children[:-1]]
-                children[-1].title += about_left(passed, steps, len(jobs) - number, job.steps)
                 children[-1].measure()
                 if children[-1].problem == INTERRUPTED:
                     break
@@ -81,20 +78,6 @@ def profile_report(
     return report, pictures, calibration
 
 
-def about_left(passed_seconds: float, step_seconds: Sequence[float], left: int, steps: int | None) -> str:
-    """Return how long the `left` further children take, and the timed steps of all, if they are as those before.
-
-    >>> about_left(40.0, [2.0], left=1, steps=3)  # 40 s for the second child, and three steps of each
-    ', about 52 s left'
-    """
-    if not step_seconds:
-        return ""
-    known, step = len(step_seconds), sum(step_seconds) / len(step_seconds)
-    each = [step] * (known + left)
-    seconds = passed_seconds / known * left + timed_steps(steps, each) * sum(each)
-    return f", about {seconds:.0f} s left" if seconds >= 1 else ""
-
-
 def _take_turns(children: Sequence[_Child]) -> None:
     steps = timed_steps(children[0].job.steps, (child.first_seconds for child in children)) if children else 0
     expect(steps if len(children) > 1 else 0)
@@ -118,7 +101,7 @@ class _Child:
         self.sent = Sent()
         self.problem: tuple[str, Any] | None = None
         self.is_in_turn = False
-        self.title = self.name = job.run_config.checkpointing
+        self.name = job.run_config.checkpointing
         self.worker = Worker(start(), read_message)
 
     @property
@@ -180,7 +163,7 @@ class _Child:
                 if not is_answered and time.monotonic() > deadline and self.problem is None:
                     self.problem = self._late
                 if self.problem is None:
-                    progress(shown or f"{self.title}: {self.sent.stage}")
+                    progress(shown or f"{self.name}: {self.sent.stage}")
         except KeyboardInterrupt:
             self.problem = INTERRUPTED
         if self.problem is not None:
