@@ -98,7 +98,8 @@ class Reason(str):
         """Return what is wrong and its remedies for a front end, without those that name what it does not have."""
         what, *remedies = self.marked.split("; ")
         possible = [remedy for remedy in remedies if all(map(_form.get(), _NAMED.findall(remedy)))]
-        return tuple(_NAMED.sub(lambda match: named(match[1]), text) for text in (what, "; ".join(possible)))  # type: ignore[return-value]
+        what, remedy = (_NAMED.sub(lambda match: named(match[1]), text) for text in (what, "; ".join(possible)))
+        return what, remedy
 
 
 def shown(text: str) -> str:

@@ -22,7 +22,6 @@ from bertscope.settings.request import Request
 from bertscope.settings.run_config import INFERENCE, QUESTIONS, TRAINING
 from bertscope.sources.bert import BertSource
 from bertscope.sources.find import Model, source_of
-from bertscope.sources.model_source import ModelSource
 from bertscope.tracing import flops as work
 from bertscope.tracing.inputs import idle_sizes
 
@@ -84,11 +83,9 @@ def explain(
     return _without_idle_length(report, source, tensors, described)
 
 
-def _without_idle_length(
-    report: _SizedReport, source: ModelSource, tensors: Any, described: Collection[str]
-) -> _SizedReport:
+def _without_idle_length(report: _SizedReport, model: Any, tensors: Any, described: Collection[str]) -> _SizedReport:
     """Return the report without the length where it changes no input."""
-    is_idle = tensors is not None or (described and "seq" in idle_sizes(source, described))
+    is_idle = tensors is not None or (described and "seq" in idle_sizes(source_of(model), described))
     return replace(report, seq=None) if is_idle and not isinstance(report, ClassReport) else report
 
 
@@ -156,7 +153,7 @@ def diagram(
         module = source_of(module, inputs=tensors).build()
         arguments.setdefault("forward_inputs", ForwardInputs(batch=requests.batch_of(tensors)))
     report = draw(module, path, name=shown, **arguments)
-    return _without_idle_length(report, source_of(model), tensors, settings.input) if kind == "forward" else report
+    return _without_idle_length(report, model, tensors, settings.input) if kind == "forward" else report
 
 
 @public_function()

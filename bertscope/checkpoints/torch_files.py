@@ -13,7 +13,7 @@ from typing import Any
 
 from bertscope.checkpoints.files import ITEM_BYTES, Budget, OpenFile, StoredFile, is_plain, is_size, use_of
 from bertscope.checkpoints.packing import describes
-from bertscope.files import read_text
+from bertscope.files import open_file
 from bertscope.reports.checkpoint import FilePart, StoredTensor
 
 _REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
@@ -523,7 +523,8 @@ def zero_states(folder: Path) -> Path | None:
     """Return the file with the model's states in a DeepSpeed folder, or in the folder that its file `latest` names."""
     latest = folder / "latest"
     if latest.is_file() and latest.stat().st_size <= 256:
-        name = read_text(latest).strip()
+        with open_file(latest, "name a checkpoint") as file:
+            name = file.read(256).decode(errors="replace").strip()
         folder = folder / name if is_plain(name) else folder
     names = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
     return next((folder / name for name in names if (folder / name).is_file()), None)

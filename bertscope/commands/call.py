@@ -21,7 +21,7 @@ from bertscope.commands.options import INPUTS, option_row, parameters
 from bertscope.commands.table import COMMANDS, Command
 from bertscope.config import ARCHITECTURES, unknown_architecture
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, one_line
-from bertscope.files import check_writable, open_file, write_file
+from bertscope.files import check_writable, open_file, readable, write_file
 from bertscope.processes.signals import is_debug
 from bertscope.progress import listening
 from bertscope.reports.base import UNCOUNTED
@@ -321,11 +321,8 @@ def project() -> Project | None:
 
 @cache
 def _read(path: Path) -> Project | None:
-    try:
-        with open_file(path, "remove it") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SourceError(f"cannot be read: {error.strerror}; check its permissions", where=str(path)) from None
+    with readable(path), open_file(path, "remove it") as file:
+        content = file.read(MAX_BYTES + 1)
     if _MARK not in content:
         return None
     if sys.version_info < (3, 11):  # which has no reader of TOML

@@ -126,7 +126,7 @@ def _is_open(folder: Path) -> bool:
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of a file; raises ValueError for an incomplete one, and OSError for a link."""
+    """Return the content of a file; raises ValueError for an incomplete one, and SourceError for a link."""
     with open_file(path, "remove it", _NO_LINK) as file:
         checksum, _, packed = file.read(_MOST_FILE_BYTES).partition(b"\n")
     if checksum.decode("ascii") != hashlib.sha256(packed).hexdigest():

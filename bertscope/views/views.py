@@ -207,8 +207,10 @@ class View(Record):
         """Return the records in base units, for a spreadsheet."""
         if callable(self.records):
             tables: Sequence[Table] = [self.records(report)]
+        elif self.records:
+            tables = [Table(self.records, getattr(report, self.rows))]
         else:
-            tables = [Table(self.records, report.rows)] if self.records else self._all_tables(report, None)
+            tables = self._all_tables(report, None)
         table = next((table for table in tables if table.rows), tables[0])
         return csv_text(table.columns, table.rows)
 
