@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-import bertscope
 from bertscope.analyses.sweep.pool import results_file
 from bertscope.errors import BertscopeWarning, SelectionError, SourceError
 from bertscope.reports.base import SCHEMA
@@ -44,19 +43,6 @@ def test_a_sweep_goes_on_from_its_file_and_puts_the_rows_in_order(cli, folder):
     (folder / "grid.yaml").write_text(GRID.replace("[8, 32]", "32"))
     assert cli(*sweep).code == 0
     assert (folder / "results.jsonl").read_bytes().splitlines(keepends=True) == [lines[1], lines[3], lines[0], lines[2]]
-
-
-def test_a_sweep_of_python_has_the_rows_of_the_command_and_goes_on_from_its_file(cli, folder):
-    grid = {"model": ["bert-tiny", "bert-mini"], "batch": [8, 32], "gpu": "t4", "seq": 8, "optimizer": "sgd"}
-    (folder / "same.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in grid.items()))
-    assert cli("sweep", "same.yaml", "-o", "results.jsonl", "--workers", "1").code == 0
-    (folder / "mine.jsonl").write_bytes((folder / "results.jsonl").read_bytes().splitlines(keepends=True)[2])
-    with pytest.warns(BertscopeWarning, match="mine.jsonl has 1 of 4 points; 3 are left"):
-        report = bertscope.sweep(grid, folder / "mine.jsonl", workers=1)
-    assert (folder / "mine.jsonl").read_bytes() == (folder / "results.jsonl").read_bytes()
-    assert report.rows == bertscope.sweep(grid, workers=1).rows
-    with pytest.raises(SelectionError, match="there is no setting 'bacth'; did you mean 'batch'"):
-        bertscope.sweep({"bacth": 8})
 
 
 def test_a_point_without_an_estimate_is_a_row_and_exit_code_1(cli, folder):

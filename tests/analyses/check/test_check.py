@@ -185,20 +185,6 @@ def test_an_own_model_has_counts_ties_and_flops_that_a_hand_computes(cli, projec
     assert result.out == "1 file: 13 expectations passed, 0 failed\n"
 
 
-def test_the_runs_of_a_file_take_inputs_as_the_commands_do(cli, project):
-    path = project()
-    model = path.read_text().partition("model: ")[2].split(":")[0]
-    run = "batch: 3, mode: inference, input: [x=Bx4:float32]"
-    flops, given = 2 * 3 * (4 * 8 + 8 * 4), ("--mode", "inference", "--input", "x=Bx4:float32", "-f", "json")
-    memory = cli("estimate", f"{model}:Block", "-b", 3, *given).json
-    path.write_text(
-        f"model: {model}:Block\nexpected:\n  flops:\n    one: {{{run}, matmul_flops: {flops}}}\n"
-        f"  memory:\n    one: {{{run}, peak_bytes: {peak_bytes(memory)}, tolerance: 0}}\n"
-    )
-    result = cli("check", "--allow-code", "own.bertscope.yaml")
-    assert (result.code, result.out) == (0, "1 file: 2 expectations passed, 0 failed\n"), result.err
-
-
 def peak_bytes(report: dict) -> int:
     """The highest phase of the first variant of `estimate --format json`."""
     return max(phase["peak_bytes"] for phase in report["variants"][0]["estimated"]["phases"])

@@ -1,7 +1,6 @@
 """The page of a step: its batches are those of `fit`, its options reach every number, also of other models."""
 
 import html
-import json
 import re
 import shlex
 
@@ -101,8 +100,6 @@ def test_each_part_of_a_page_has_the_same_cost_of_a_step(limit):
         assert {field: costs[name][field] for field in shared} == {field: vars(row.cost)[field] for field in shared}
 
 
-GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 99, "n_positions": 40, "n_embd": 16,
-        "n_layer": 2, "n_head": 2}  # fmt: skip
 SIZES = ("--batch", 2, "--seq", 16)
 
 
@@ -152,32 +149,3 @@ def test_diff_of_models_that_cannot_be_run_has_no_flops(cli):
     assert f"no FLOPs of {__name__}:Scorer: its forward pass did not run" in result.out
     data = cli("diff", f"{__name__}:Scorer", f"{__name__}:Tagger", "--seq", 4, "--format", "json").json
     assert (data["forward_flops_a"], data["forward_flops_b"]) == (None, 2 * 4 * 6 * 3)
-
-
-@pytest.fixture
-def gpt2(tmp_path):
-    """The path of a tiny configuration of GPT-2."""
-    pytest.importorskip("transformers")
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(GPT2))
-    return path
-
-
-def test_the_page_of_another_family_has_the_numbers_of_the_commands_and_its_dataflow(cli, gpt2, tmp_path):
-    (page,) = cli("report", gpt2, *SIZES, "--budget", "4MiB", "--format", "json").json["models"]
-    count = cli("count", gpt2, "--format", "json").json
-    memory = cli("estimate", gpt2, *SIZES, "--checkpointing", "--format", "json").json
-    fit = cli("fit", gpt2, "--budget", "4MiB", "--seq", 16, "--precision", "fp32", "--format", "json").json
-    assert page["tree"]["totals"] == count["totals"]
-    words = ("schema", "kind", "notes")  # notes are of the command
-    assert page["memory"] | {"notes": None} == {key: memory[key] for key in memory if key not in words} | {
-        "notes": None
-    }
-    assert page["fit"]["rows"] == fit["rows"]
-    drawn = [(node["path"], node["copies"]) for node in page["forward"]["nodes"] if node["role"] == "module"]
-    assert [copies for path, copies in drawn if "h.0" in path] == [2]
-    assert page["layer"]["path"] == "transformer.h.0-1"
-    assert cli("report", gpt2, *SIZES, "--no-fit", "-o", tmp_path / "gpt2.html").code == 0
-    text = (tmp_path / "gpt2.html").read_text()
-    assert "left out" not in text
-    assert text.count("<svg") >= 2
