@@ -440,14 +440,20 @@ def LightningCallback(**options: Any) -> Any:
         watched: watch
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            self.watched = watch(Step(pl_module), trainer.optimizers[0], **{"loop": LIGHTNING, **options})
+            clips = bool(trainer.gradient_clip_val) and trainer.gradient_clip_algorithm != "value"
+            scales = getattr(trainer.precision_plugin, "scaler", None) is not None
+            settings = {"loop": LIGHTNING, "clip_grad_norm": clips, "grad_scaler": scales, **options}
+            self.watched = watch(Step(pl_module), trainer.optimizers[0], **settings)
             self.watched.__enter__()
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            """Note the batch of a training step, which is no call of the module."""
-            watched = self.watched
-            if watched.is_recording:
-                watched._guarded(lambda: watched.calls((batch,), {}))
+            """Note the batch of a training step, which is no call of the module, and the step's autocast."""
+            if self.watched.is_recording:
+                self.watched._guarded(lambda: self._calls(trainer, batch))
+
+        def _calls(self, trainer: Any, batch: Any) -> None:
+            with trainer.precision_plugin.train_step_context():
+                self.watched.calls((batch,), {})
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
             """End with what is known; the exception passes on."""

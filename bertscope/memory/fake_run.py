@@ -112,6 +112,8 @@ def fake_run(step: ModelStep) -> MemoryTrace:
         if run_config.parallelism.world_size > 1 or run_config.objects or run_config.step_in_backward:
             # FSDP, a caller's optimizer, or one in backward allocates in its first step what it keeps.
             step.run(recorder.unrecorded)
+            if run_config.zeroes_between:  # in the next forward pass
+                step.model.zero_grad()
         if run_config.has_gradients_before:
             step.advance(recorder.unrecorded, FORWARD)
         recorder.hold_state()
@@ -182,6 +184,7 @@ class StepLog(RunLog):
     def restart(self) -> None:
         """Begin a step: the blocks that the one before leaves are its state."""
         self.left, self.begun_at = self.alive(), len(self.events)
+        self.held = [number for number in self.held if self.blocks[number].freed < 0]
         self.marks.clear()
         self.collectives.clear()
         self.moved.clear()

@@ -92,6 +92,7 @@ class Own(torch.nn.Module):
 
 
 NO_SYNC = {"accumulate": 3, "sync_each_batch": False}
+IN_LIGHTNING = {"loop": "lightning", "precision": "autocast-bf16"}
 
 
 def job(strategy, mesh, **settings):
@@ -106,7 +107,7 @@ def job(strategy, mesh, **settings):
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [("fsdp", {"checkpointing": "full", **NO_SYNC}), ("zero1", {}), ("tp", {}), ("ddp", NO_SYNC),
-     *EVERY_CASE * (("fsdp-no-reshard", {}),)],
+     ("fsdp", IN_LIGHTNING), *EVERY_CASE * (("fsdp-no-reshard", {}), ("ddp", {**IN_LIGHTNING, "accumulate": 2}))],
 )  # fmt: skip
 def test_real_ranks_take_the_estimated_memory_and_send_the_estimated_bytes(strategy, more):
     asked = job(strategy, (2,), **more)

@@ -278,7 +278,11 @@ def test_a_training_that_an_exception_has_ended_is_watched_no_longer(tmp_path):
     assert _get_current_dispatch_mode() is None
 
 
-def test_lightning_is_watched(tmp_path):
+@pytest.mark.parametrize(
+    "options", [{}, {"precision": "bf16-mixed"}, {"precision": "bf16-mixed", "accumulate_grad_batches": 2},
+                {"precision": "bf16-true"}, {"gradient_clip_val": 1.0}], ids=str,
+)  # fmt: skip
+def test_lightning_is_watched(options, tmp_path):
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 
     class Module(lightning.LightningModule):
@@ -296,7 +300,8 @@ def test_lightning_is_watched(tmp_path):
 
     callback = bertscope.LightningCallback(show=None)
     trainer = lightning.Trainer(max_steps=8, accelerator="cpu", logger=False, enable_checkpointing=False,
-                                enable_progress_bar=False, callbacks=[callback], default_root_dir=tmp_path)  # fmt: skip
+                                enable_progress_bar=False, callbacks=[callback], default_root_dir=tmp_path,
+                                **options)  # fmt: skip
     trainer.fit(Module(), torch.utils.data.DataLoader(torch.zeros(64, 16, 64), batch_size=4))
     row = callback.watched.report["none"]
     assert abs(row.error) < 0.001

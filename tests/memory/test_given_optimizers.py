@@ -140,6 +140,16 @@ def test_the_peak_is_that_of_a_plain_loop(model, optimizer):
     assert report.peak_bytes == pytest.approx(real, rel=0.001)
 
 
+def test_in_lightnings_loop_with_autocast_the_peak_is_that_of_a_plain_loop():
+    make = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    real = peak_bytes(
+        classifier, labelled, lambda params: make(list(params)), autocast=torch.bfloat16, loop="lightning"
+    )
+    module, settings = classifier(), {"loop": "lightning", "precision": "autocast-bf16"}
+    report = bertscope.estimate(module, labelled(module), optimizer=make(module.parameters()), **settings)
+    assert report.peak_bytes == pytest.approx(real, rel=0.001)
+
+
 def all_of(model, optimizer, inputs):
     """Return what an estimate may not change: values, gradients, state, hooks, modes, and the random state."""
     state = copy.deepcopy(optimizer.state_dict())
