@@ -16,17 +16,19 @@ import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from io import BytesIO
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
+from zipfile import ZipFile
 
 import yaml
 
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, SourceError, suggestion
 from bertscope.frozen import Record
 
+PRESETS = Path(__file__).parent / "presets.zip"  # of an installed wheel, which is smaller so; a checkout has files
 MAX_JSON_BYTES = 1 << 20  # the largest published BERT config.json is a few KiB
 MAX_YAML_BYTES = 1 << 17  # a preset has 1.5 KiB, and PyYAML takes 10 s for a MiB
 MAX_FIELDS = 1000  # a config.json has about 70
@@ -156,6 +158,12 @@ def readable(path: object, wanted: str = "") -> Iterator[None]:
         raise SourceError(f"{path} cannot be read: {reason}; check the path, and that the file is complete") from error
 
 
+@cache
+def packed_presets() -> ZipFile:
+    """Return the archive of the presets; in memory, since processes that fork share the position in a file."""
+    return ZipFile(BytesIO(PRESETS.read_bytes()))
+
+
 def open_file(path: str | Path, wanted: str, flags: int = 0) -> BinaryIO:
     """Open a regular file for reading, as every reader of a user's file does; `wanted` ends the error for any other.
 
@@ -170,6 +178,8 @@ def open_file(path: str | Path, wanted: str, flags: int = 0) -> BinaryIO:
         return os.open(name, mode | flags | getattr(os, "O_NONBLOCK", 0))
 
     with readable(path, wanted):
+        if Path(path).parent == PRESETS:
+            return BytesIO(packed_presets().read(Path(path).name))
         file = open(path, "rb", opener=opener)  # noqa: SIM115  # the caller closes it
         if os.fstat(file.fileno()).st_size:  # a pipe that took the file's place since then has none either
             return file

@@ -10,6 +10,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import pytest
 import yaml
@@ -405,11 +406,26 @@ def test_the_junit_command_of_the_readme_writes_a_report(cli, tmp_path, monkeypa
 def test_the_wheel_holds_every_preset_and_template_and_no_test(installed):
     site = Path(installed["PYTHONPATH"])
     names = {str(path.relative_to(site)) for path in site.rglob("*")}
-    assert {f"bertscope/_presets/{path.name}" for path in (ROOT / "presets").iterdir()} <= names
+    with ZipFile(site / "bertscope" / "presets.zip") as archive:
+        packed = {name: archive.read(name) for name in archive.namelist()}
+    assert packed == {path.name: path.read_bytes() for path in (ROOT / "presets").iterdir()}
     assert "bertscope/commands/sample_grid.yaml" in names
     folder = ROOT / "bertscope" / "views" / "page" / "templates"
     assert {str(path.relative_to(ROOT)) for path in folder.iterdir()} <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "presets"))]
+
+
+def test_an_installed_bertscope_reads_its_presets_out_of_their_archive(installed, tmp_path):
+    """By name, by a name of the hub, a config.json, and by the path that a listing shows."""
+    code = (
+        "import bertscope; rows = bertscope.presets().rows; report = bertscope.check([rows[0].path, 'bert-tiny'])\n"
+        "assert len(report.having('passed')) == len(report.findings) > 9 and 'presets.zip' in rows[0].path\n"
+        "print(len(rows), *(bertscope.count(name).total for name in ('intfloat/e5-small', 'gpt2', rows[0].path)))"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=os.environ | installed)
+    number = len(list((ROOT / "presets").iterdir()))
+    assert (done.stdout.split(), done.stderr) == ([str(number), "33360000", "124439808", "11221680"], "")
 
 
 def test_the_metadata_take_authors_and_addresses_from_the_citation(installed, monkeypatch):
@@ -418,8 +434,9 @@ def test_the_metadata_take_authors_and_addresses_from_the_citation(installed, mo
     assert "Description-Content-Type: text/markdown" in head
     assert "\nAuthor: The bertscope authors\n" in head
     assert ("Project-URL" in head, body) == (False, README)
-    hooks = SimpleNamespace(MetadataHookInterface=object)
-    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", hooks)  # only builds install hatchling
+    hooks = SimpleNamespace(MetadataHookInterface=object, BuildHookInterface=object)
+    for module in ("metadata.plugin", "builders.hooks.plugin"):  # only builds install hatchling
+        monkeypatch.setitem(sys.modules, f"hatchling.{module}.interface", hooks)
     hook = script("package_metadata")
     assert hook.absolute(README, "") == README
     home = "https://github.com/OWNER/bertscope"

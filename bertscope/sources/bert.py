@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
@@ -25,7 +26,7 @@ from bertscope.config import (
     unknown_architecture,
 )
 from bertscope.errors import BertscopeError, ConfigError, SelectionError, either_of, name_of
-from bertscope.files import Entry, read_mapping, with_places
+from bertscope.files import PRESETS, Entry, packed_presets, read_mapping, read_text, with_places
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
 from bertscope.settings.checkpointing import CHEAPEST_FIRST, NONE, SAVE, parse_strategies
@@ -322,9 +323,8 @@ MEMBER = "bertscope"  # the member of a config.json with the keys that only a pr
 
 
 def preset_dir() -> Path:
-    """Return the presets folder: inside an installed wheel, or at the top of a checkout."""
-    inside = Path(__file__).parents[1] / "_presets"
-    return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "presets"
+    """Return the folder of the presets: the archive in an installed wheel, or a folder at the top of a checkout."""
+    return PRESETS if PRESETS.exists() else Path(__file__).resolve().parents[2] / "presets"
 
 
 def preset_paths(*suffixes: str) -> dict[str, Path]:
@@ -333,15 +333,17 @@ def preset_paths(*suffixes: str) -> dict[str, Path]:
     A `.yaml` is a BERT. A `.json` is the config.json of another family, which transformers builds, with a
     member "bertscope".
     """
-    paths = (path for path in preset_dir().iterdir() if path.suffix in (suffixes or (".yaml", ".json")))
-    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem.lower())}
+    folder = preset_dir()
+    names = packed_presets().namelist() if folder == PRESETS else os.listdir(folder)
+    paths = (folder / name for name in sorted(names, key=str.lower) if name.endswith(suffixes or (".yaml", ".json")))
+    return {path.stem: path for path in paths}
 
 
 def presets_by_alias() -> dict[str, Path]:
     """Return preset files by all their names in lower case: on the hub too, with and without the organization."""
     aliases: dict[str, Path] = {}
     for stem, path in preset_paths().items():
-        listed = _HUB_NAMES.search(path.read_text(encoding="utf-8"))  # without parsing all the files
+        listed = _HUB_NAMES.search(read_text(path))  # without parsing all the files
         for name in (stem, *re.findall(r"[\w./-]+", listed[1] if listed else "")):
             aliases |= dict.fromkeys((name.lower(), name.rpartition("/")[2].lower()), path)
     return aliases
