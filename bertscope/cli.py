@@ -166,8 +166,8 @@ def _no_option(option: str, ctx: Any) -> str:
     word, name = option.strip("-").replace("-", "_"), ctx.command_path.partition(" ")[2]
     word = "model" if word in ("model_name", "model_name_or_path", "model_id") else word
     params = ctx.command.params
-    forms = {row.name: f"--no-{row.name}" if row.name in ("dropout", "sandbox") else max(row.opts, key=len)
-             for row in params}  # fmt: skip
+    negated = ("dropout", "sandbox")
+    forms = {row.name: f"--no-{row.name}" if row.name in negated else max(row.opts, key=len) for row in params}
     forms |= {form.lstrip("-").replace("-", "_"): form for form in forms.values()}
     lacks = f"{name or 'bertscope'} has no option {option}"
     if new := new_name(word, forms, forms.__getitem__):

@@ -71,9 +71,8 @@ _INSTANCES: dict[str, str] = _TABLE["instances"]
 # Words that nvidia-smi, torch and clouds add to a name; a GPU is known without them.
 _ADDED = {"nvidia", "geforce", "tesla", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "pcie", "generation", "gpu"}
 # The range over all GPUs with a published context, for those without one of their compute capability.
-CONTEXT_BYTES: tuple[int, int] = (
-    min(low for low, _, _ in _CONTEXTS.values()) * _MIB, max(high for _, high, _ in _CONTEXTS.values()) * _MIB
-)  # fmt: skip
+_LOWS, _HIGHS, _ = zip(*_CONTEXTS.values(), strict=True)
+CONTEXT_BYTES: tuple[int, int] = min(_LOWS) * _MIB, max(_HIGHS) * _MIB
 
 
 def _context(name: str, row: _Row) -> tuple[int, int, str]:
@@ -86,8 +85,8 @@ def _context(name: str, row: _Row) -> tuple[int, int, str]:
         return low, high, published
     known = _OTHERS | {gpu: other.capability for gpu, other in _ROWS.items()}
     alike = [gpu for gpu in _CONTEXTS if known[gpu] == row.capability]
-    least, most = (choose(alike, key=lambda gpu: _CONTEXTS[gpu][at], default="")
-                   for at, choose in enumerate((min, max)))  # fmt: skip
+    least = min(alike, key=lambda gpu: _CONTEXTS[gpu][0], default="")
+    most = max(alike, key=lambda gpu: _CONTEXTS[gpu][1], default="")
     if not alike or _CONTEXTS[least][0] == _CONTEXTS[most][1]:
         return CONTEXT_BYTES[0] // _MIB, CONTEXT_BYTES[1] // _MIB, ""
     source = f"GPUs of its compute capability: {least}, {_CONTEXTS[least][2]}; {most}, {_CONTEXTS[most][2]}"

@@ -25,8 +25,8 @@ QUANTIZED = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8")  # weights in 4 and 8 bit
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("", "K", "M", "G", "T", "P", "E")
-_VALUES = {name: step**power for names, step in ((_BINARY, 1024), (_DECIMAL, 1000))
-           for power, name in enumerate(names) if name}  # fmt: skip
+_STEPS = ((_BINARY, 1024), (_DECIMAL, 1000))
+_VALUES = {name: step**power for names, step in _STEPS for power, name in enumerate(names) if name}
 _VALUES |= {f"{name}FLOP": 1000**power for power, name in enumerate(_DECIMAL)}
 
 

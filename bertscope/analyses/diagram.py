@@ -260,6 +260,5 @@ def tree_diagram(
 
 
 # The kinds of diagrams; each function takes the keywords of `bertscope.diagram` that have an effect on it.
-KINDS: dict[str, Callable[..., ClassReport | GraphReport]] = {
-    "class": class_diagram, "forward": forward_diagram, "tree": tree_diagram
-}  # fmt: skip
+_Draw = Callable[..., ClassReport | GraphReport]
+KINDS: dict[str, _Draw] = {"class": class_diagram, "forward": forward_diagram, "tree": tree_diagram}

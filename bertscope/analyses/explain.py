@@ -320,8 +320,8 @@ class _Bert:
 
     def _checkpointing(self) -> tuple[Any, ...]:
         layer_flops = sum(step.flops.value for step in self.steps if step.group == "layer" and step.flops)
-        points = [self.point("enable"), self.point("forward", self.hidden, (("layers", self.layers),)),
-                  self.point("backward"), self.point("cost")]  # fmt: skip
+        forward = self.point("forward", self.hidden, (("layers", self.layers),))
+        points = [self.point("enable"), forward, self.point("backward"), self.point("cost")]
         return ["no_cache"], points, {
             "enabled": str(self.config.gradient_checkpointing).lower(), "model": self.source.name,
             "layers": self.layers, "layer_flops": layer_flops, "recomputed_flops": self.layers * layer_flops,

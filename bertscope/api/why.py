@@ -93,10 +93,12 @@ def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
     needed = memories[0].cost.gpu_bytes
     frees = max(memories[0].cost.peak_bytes - memories[-1].cost.peak_bytes, 0)  # by checkpointing
     findings = [
-        replace(finding, frees_bytes=frees, values={**finding.values, "size_frees": frees})
-        if finding.key == "why_activations" and len(memories) > 1 else finding
-        for finding in report.findings if finding.key != "why_full"  # the estimates say how full the GPU is
-    ]  # fmt: skip
+        finding for finding in report.findings if finding.key != "why_full"
+    ]  # estimates say how full the GPU is
+    for number, finding in enumerate(findings):
+        if finding.key == "why_activations" and len(memories) > 1:
+            values = {**finding.values, "size_frees": frees}
+            findings[number] = replace(finding, frees_bytes=frees, values=values)
     findings += [*_beyond(report), *_fitting(report, work.source, run, gpu, needed)]
     return replace(report, findings=main_first(findings, report.allocated_bytes))
 

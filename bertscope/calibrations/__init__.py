@@ -43,10 +43,8 @@ class Calibration(Record, kw_only=False):
         machine = self.report.machine
         gpu = gpu or Gpu(name=gpu_name(machine.gpu), memory_bytes=0, source="")
         low, high = self.report.context_bytes or (gpu.context_low_bytes, gpu.context_high_bytes)
-        return replace(
-            gpu, memory_bytes=machine.memory_bytes, source=self.text, context_low_bytes=low, context_high_bytes=high,
-            context_source=self.text, calibration=self.text,
-        )  # fmt: skip
+        gpu = replace(gpu, source=self.text, context_source=self.text, calibration=self.text)
+        return replace(gpu, memory_bytes=machine.memory_bytes, context_low_bytes=low, context_high_bytes=high)
 
 
 def user_folder() -> Path:

@@ -177,8 +177,8 @@ class OpenFile:
         if not is_size(params := math.prod(shape)):
             raise self.broken(f"the tensor {name[:60]!r} has 2**63 elements or more")
         size = params * ITEM_BYTES.get(dtype, 0) if stored is None else stored
-        return StoredTensor(name=name, dtype=dtype, shape=shape, params=params, bytes=size,
-                            **{"file": self.path.name} | fields)  # fmt: skip
+        fields = {"file": self.path.name} | fields
+        return StoredTensor(name=name, dtype=dtype, shape=shape, params=params, bytes=size, **fields)
 
     def in_order(self, placed: Iterable[Placed]) -> list[Placed]:
         """Return the tensors ordered by position; raise SourceError if two overlap."""
@@ -211,10 +211,10 @@ class OpenFile:
             elif size < needed:
                 raise self.broken(f"{name} has {size:,} bytes, and its tensors {needed:,}: truncated")
             used[name] = {**sizes, _REST: max(size - needed, 0)}
-        parts_with_bytes = (FilePart(file=name, what=what, bytes=count)
-                 for name, sizes in used.items() for what, count in sizes.items() if count)  # fmt: skip
-        return StoredFile(format=form, tensors=tuple(tensors), parts=tuple(parts_with_bytes),
-                          **{"problems": tuple(problems)} | fields)  # fmt: skip
+        counts = ((name, what, count) for name, sizes in used.items() for what, count in sizes.items() if count)
+        parts_with_bytes = tuple(FilePart(file=name, what=what, bytes=count) for name, what, count in counts)
+        fields = {"problems": tuple(problems)} | fields
+        return StoredFile(format=form, tensors=tuple(tensors), parts=parts_with_bytes, **fields)
 
 
 def use_of(name: str) -> str:

@@ -112,8 +112,8 @@ def read_gguf(file: OpenFile) -> StoredFile:
     if len({item.tensor.name for item in placed}) < len(placed):
         raise file.broken("two tensors have one name")
     stored = [item.tensor for item in placed]
-    return file.stored("gguf", stored, {"header": header, "tensors": sum(item.bytes for item in stored)},
-                       metadata=metadata)  # fmt: skip
+    parts = {"header": header, "tensors": sum(item.bytes for item in stored)}
+    return file.stored("gguf", stored, parts, metadata=metadata)
 
 
 def _value(file: OpenFile, kind: int, depth: int) -> str | None:

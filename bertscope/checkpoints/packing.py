@@ -160,8 +160,8 @@ def unread(tensors: Iterable[StoredTensor], method: str = "") -> str:
     """Return the packings for tensors that stay as they are, by their names, else the configuration's method."""
     tensors = list(tensors)
     suffixes = dict.fromkeys(name for tensor in tensors for end, name in _UNREAD.items() if tensor.name.endswith(end))
-    is_packed = any(len(tensor.shape) > 1 and tensor.dtype.lstrip("u").startswith(("int8", "int32", "float8"))
-                    for tensor in tensors)  # fmt: skip
+    dtypes = ("int8", "int32", "float8")
+    is_packed = any(len(tensor.shape) > 1 and tensor.dtype.lstrip("u").startswith(dtypes) for tensor in tensors)
     is_unread = is_packed and not any(tensor.packing for tensor in tensors)
     return ", ".join(suffixes) or (method if is_unread else "")
 

@@ -149,10 +149,8 @@ def _sharded(path: Path, budget: Budget) -> Checkpoint:
         if (shard, name) not in stored:
             raise index.broken(f"the index says that {name[:60]!r} lies in {shard}, and it does not")
     extra = [name for shard, name in stored if places.get(name) != shard]
-    whole = _joined(
-        path.parent.name or path.name, path, shards.values(), files=tuple(shards),
-        tensors=tuple(stored[shard, name] for name, shard in places.items()),
-    )  # fmt: skip
+    tensors = tuple(stored[shard, name] for name, shard in places.items())
+    whole = _joined(path.parent.name or path.name, path, shards.values(), files=tuple(shards), tensors=tensors)
     if not extra:
         return whole
     problem = f"{len(extra)} tensors of the shards are not in the index, {extra[0][:60]!r} the first"

@@ -46,8 +46,8 @@ def read_safetensors(file: OpenFile) -> StoredFile:
     placed = file.in_order(_placed(file, name, entry, file.size - start) for name, entry in header.items())
     parts = {"header length": 8, "header": length, "tensors": sum(item.end - item.begin for item in placed)}
     tensors = [item.tensor for item in placed]
-    values = {item.tensor.name: file.at(start + item.begin, item.tensor.bytes)
-              for item in placed if describes(item.tensor)}  # fmt: skip
+    described = (item for item in placed if describes(item.tensor))
+    values = {item.tensor.name: file.at(start + item.begin, item.tensor.bytes) for item in described}
     stored = file.stored("safetensors", tensors, parts, rest="gaps", metadata=metadata, values=values)
     if not (gap := file.size - sum(parts.values())):
         return stored

@@ -304,18 +304,19 @@ def read_zip(file: OpenFile) -> StoredFile:
                 f"the record data/{storage.key[:40]} is absent or lacks the {storage.bytes:,} bytes it should"
             )
     used = {tensor.storage.key for _, tensor in tensors}
-    tensor_bytes, other_bytes = (sum(storage.bytes for key, storage in storages.items() if (key in used) == is_used)
-                                 for is_used in (True, False))  # fmt: skip
+    tensor_bytes = sum(storage.bytes for key, storage in storages.items() if key in used)
     records = sum(info.compress_size for info in entries.values())
     if records > file.size:
         raise file.broken("the zip's records overlap")
-    parts = {"pickle": len(raw), "tensors": tensor_bytes, "tensors left out": other_bytes,
-             "other records": records - len(raw) - tensor_bytes - other_bytes}  # fmt: skip
+    parts = {"pickle": len(raw), "tensors": tensor_bytes}
+    parts["tensors left out"] = sum(storage.bytes for storage in storages.values()) - tensor_bytes
+    parts["other records"] = records - sum(parts.values())
     with zipfile.ZipFile(file.stream) as archive:
-        values = {row.name: _record(file, archive, entries[f"{folder}data/{tensor.storage.key}"])
-                  for row, tensor in tensors if describes(row) and tensor.storage.bytes == row.bytes}  # fmt: skip
-    return file.stored("pytorch", [row for row, _ in tensors], parts, rest="zip structure and alignment", values=values,
-                       metadata=metadata)  # fmt: skip
+        described = ((row, tensor.storage) for row, tensor in tensors if describes(row))
+        whole = ((row.name, storage.key) for row, storage in described if storage.bytes == row.bytes)
+        values = {name: _record(file, archive, entries[f"{folder}data/{key}"]) for name, key in whole}
+    rows, rest = [row for row, _ in tensors], "zip structure and alignment"
+    return file.stored("pytorch", rows, parts, rest=rest, values=values, metadata=metadata)
 
 
 def read_legacy(file: OpenFile) -> StoredFile:
@@ -337,8 +338,8 @@ def read_legacy(file: OpenFile) -> StoredFile:
         position += 8 + storages[key].bytes
     if position > file.size:
         raise file.broken(f"the file has {file.size:,} bytes and its tensors need {position:,}: truncated")
-    parts = {"pickles": pickles, "storage lengths": 8 * len(keys),
-             "tensors": sum(storage.bytes for storage in storages.values())}  # fmt: skip
+    tensor_bytes = sum(storage.bytes for storage in storages.values())
+    parts = {"pickles": pickles, "storage lengths": 8 * len(keys), "tensors": tensor_bytes}
     return file.stored("pytorch", [row for row, _ in tensors], parts, rest="after the end", metadata=metadata)
 
 
@@ -378,8 +379,8 @@ def _tensors(
     sizes = {path: sum(math.prod(tensor.shape) for tensor in table.values()) for path, table in tables.items()}
     shapes = {path: {name: tensor.shape for name, tensor in table.items()} for path, table in tables.items()}
     # By the names of its tensors: a random state may be larger than a small network.
-    has_weights = {path: any(name.rpartition(".")[2] in ("weight", "bias") for name in table)
-                   for path, table in tables.items()}  # fmt: skip
+    ends = (".weight", ".bias")
+    has_weights = {path: any(f".{name}".endswith(ends) for name in table) for path, table in tables.items()}
     largest = max(tables, key=lambda path: (has_weights[path], sizes[path]))
     networks = [largest]
     for path in tables:
@@ -542,8 +543,8 @@ def read_zero(file: OpenFile) -> StoredFile:
         raise file.broken(f"a tensor-parallel part of a model in {len(ranks)} ({shown}); merge and count them")
     groups = [group for field in _SHAPES for group in _listed(top.get(field)) if isinstance(group, PickledDict)]
     shapes = {str(name): shape for group in groups for name, shape in group.items() if isinstance(shape, tuple)}
-    parts = [FilePart(file=path.name, what=_use(path), bytes=path.stat().st_size)
-             for path in sorted(file.path.parent.iterdir()) if _use(path)]  # fmt: skip
+    used = (path for path in sorted(file.path.parent.iterdir()) if _use(path))
+    parts = [FilePart(file=path.name, what=_use(path), bytes=path.stat().st_size) for path in used]
     stored = {name: value for name, value in module.items() if isinstance(value, Tensor)}
     if not shapes or any(value.shape == shapes.get(name) for name, value in stored.items()):
         file.stream.seek(0)

@@ -199,8 +199,8 @@ class CommandLine(SimpleNamespace):
         command, line = COMMANDS[name], ["bertscope", name]
         if self.own_module is not None and (name in _RUNNING or changes.get("shapes")) and self._lacks_input:
             return ""
-        usual = {key for key, value in self.given.items() if key != "model" and key not in self.command.settings
-                 and value == option_row(self.command.name, key).default}  # fmt: skip
+        options = self.given.keys() - {"model"} - set(self.command.settings)
+        usual = {key for key in options if self.given[key] == option_row(self.command.name, key).default}
         typed = {
             key: value
             for key, value in self.given.items()
@@ -276,8 +276,8 @@ def _request(command: Command, options: Mapping[str, Any], defaults: Project | N
 
         file = read_training_file(file)
     if defaults:
-        sources += [{name: value for name, value in defaults.source.items()
-                     if name in names and (name in question.compared or len(value.values) == 1)}]  # fmt: skip
+        taken = {name: value for name, value in defaults.source.items() if name in names}
+        sources += [{key: value for key, value in taken.items() if key in question.compared or len(value.values) == 1}]
     request = Request(question=command.name, sources=tuple(sources), training_file=file, plan=options.get("plan"))
     if defaults and sources[1]:
         values = (request if file is None else request.with_file(file)).values()

@@ -213,16 +213,16 @@ def diagram(call: CommandLine) -> None:
 
 def diff(call: CommandLine) -> int:
     """Compare two models, two files with tensors, or a model with a checkpoint."""
-    of_models = {"--attention": call.attention is not None, "--lora": call.lora is not None,
-                 "--batch": call.batch != RunConfig.batch, "--seq": call.seq is not None}  # fmt: skip
+    of_models = {"--attention": call.attention is not None, "--lora": call.lora is not None}
+    of_models |= {"--batch": call.batch != RunConfig.batch, "--seq": call.seq is not None}
     of_weights = bool(call.dtype or call.allow or call.strip_prefix is not None)
     if call.base is not None:
         return _diff_revisions(call)
     one, other = stored_alone(call.a), stored_alone(call.b)
     without_effect = "{option} has no effect with "
     if call.b is None or of_weights or (one is None) != (other is None):
-        _refuse(of_models | {"--exit-code": call.exit_code},
-               f"{without_effect}a checkpoint: its header is compared (exit code 1: no fit); leave it out")  # fmt: skip
+        why = f"{without_effect}a checkpoint: its header is compared (exit code 1: no fit); leave it out"
+        _refuse(of_models | {"--exit-code": call.exit_code}, why)
         name, stored = (call.b, one) if call.b and one and not other else (call.a, other if call.b else one)
         stored = stored or _weights(call, call.b or call.a)  # before torch is imported
         checked = bertscope.verify(

@@ -63,16 +63,16 @@ def _output(written: str, *suffixes: str, text: str = "Write to FILE (atomically
 
 
 def _format(help: str, formats: tuple[str, ...], default: str | None = None) -> Row:
-    return _row(help, default, choices=formats, section="common", option="format", flag="-f", metavar="FORMAT",
-                concerns=_WITH_FORMATS)  # fmt: skip
+    forms: dict[str, Any] = {"option": "format", "flag": "-f", "metavar": "FORMAT", "concerns": _WITH_FORMATS}
+    return _row(help, default, choices=formats, section="common", **forms)
 
 
 def _columns() -> Row:
     from bertscope.reports.modules import TORCHINFO_COLUMNS
 
     names = ", ".join(TORCHINFO_COLUMNS)
-    return _row(f"The columns of --style torchinfo. One or several of {names}.", metavar="NAME[,...]",
-                concerns={"style": partial(eq, "torchinfo")})  # fmt: skip
+    text = f"The columns of --style torchinfo. One or several of {names}."
+    return _row(text, metavar="NAME[,...]", concerns={"style": partial(eq, "torchinfo")})
 
 
 def _kinds() -> list[str]:
@@ -310,8 +310,8 @@ def _setting_parameters(command: Command) -> Iterator[inspect.Parameter]:
             f"Strategies: {STRATEGIES}{without_value}." if row.bare else "", "Repeatable." if row.is_list else "",
             "" if usual in (None, (), "") or isinstance(usual, bool) else f"[default: {usual}]",
         ]  # fmt: skip
-        yield _parameter(name, row, help=" ".join(filter(None, parts)), show_default=False,
-                         metavar=None if is_flag else f"{metavar}[,...]" if is_compared else metavar)  # fmt: skip
+        form = None if is_flag else f"{metavar}[,...]" if is_compared else metavar
+        yield _parameter(name, row, help=" ".join(filter(None, parts)), show_default=False, metavar=form)
     for name in ("no_calibration",) * ("calibration" in names) + question.files:
         yield _parameter(name, option_row(command.name, name), show_default=False)
 

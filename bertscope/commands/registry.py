@@ -42,9 +42,9 @@ Color = Annotated[
 ]
 Debug = Annotated[bool, _of_output("--debug", help="Show tracebacks and all progress.")]
 NoCache = Annotated[bool, _of_output("--no-cache", help="Use no cached results. 'bertscope doctor' names the folder.")]
-_HelpAll = Annotated[bool, _of_output(
-    "--help-all", callback=_show_all_options, is_eager=True, help="Show the help with all options.",
-)]  # fmt: skip
+_HelpAll = Annotated[
+    bool, _of_output("--help-all", callback=_show_all_options, is_eager=True, help="Show the help with all options.")
+]
 # The options of all commands: `exit_codes` reads --debug, since errors may precede parsing, and `cli` --no-cache.
 OF_ALL = {"color": Color, "debug": Debug, "no_cache": NoCache, "help_all": _HelpAll}
 _OF_ALL_COMMANDS = [
@@ -92,8 +92,8 @@ class CommandGroup(TyperGroup):
         width = max(map(len, COMMANDS))
         for group in dict.fromkeys(row.group for row in COMMANDS.values()):
             with formatter.section(group):
-                formatter.write_dl([(name.ljust(width), row.line) for name, row in COMMANDS.items()
-                                    if row.group == group])  # fmt: skip
+                lines = [(name.ljust(width), row.line) for name, row in COMMANDS.items() if row.group == group]
+                formatter.write_dl(lines)
 
 
 def typer_command(command: Command) -> Any:

@@ -105,10 +105,11 @@ def _update(changes: dict[Path, dict[str, Any]]) -> None:
 def _updated(report: CheckReport) -> str:
     """Return which values an update has changed, and in how many files."""
     failed = report.having("failed")
-    values = [[f"{value:,}" if isinstance(value, int) else value for value in (row.expected, row.got or "removed")]
-              for row in failed]  # fmt: skip
-    lines = [one_line(f"{row.path}:{row.line}: {row.key}: {old} -> {new}")
-             for row, (old, new) in zip(failed, values, strict=True)]  # fmt: skip
+    lines = []
+    for row in failed:
+        values = row.expected, row.got or "removed"
+        old, new = (f"{value:,}" if isinstance(value, int) else value for value in values)
+        lines.append(one_line(f"{row.path}:{row.line}: {row.key}: {old} -> {new}"))
     files = counted(len({row.path for row in failed}), "file")
     count = f"{len(failed)} of {counted(len(report.findings), 'value')} updated in {files}" if failed else ""
     return "\n".join([*lines, count or f"Nothing to update: all {len(report.findings)} expectations pass."]) + "\n"

@@ -300,8 +300,8 @@ def _text(error: object) -> str:
 
 
 def _place(error: BaseException, folder: str) -> str:
-    lines = [f"{frame.f_code.co_filename}:{number}" for frame, number in traceback.walk_tb(error.__traceback__)
-             if not is_library(frame)]  # fmt: skip
+    frames = ((frame, number) for frame, number in traceback.walk_tb(error.__traceback__) if not is_library(frame))
+    lines = [f"{frame.f_code.co_filename}:{number}" for frame, number in frames]
     if isinstance(error, SyntaxError) and error.filename:
         lines.append(f"{error.filename}:{error.lineno}")
     return short_line(lines[-1], folder) if lines else ""

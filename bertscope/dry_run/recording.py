@@ -112,13 +112,13 @@ class Recording:
                 sums[self.parts[number]] += self.sizes[number]
             # Else the peak is what the phase began with.
             position, call = (event.position, event.call) if moment in inside else (Position(*key, ""), -1)
-            peak = PhasePeak(phase=key[1], path=self.row(position.path), peak_bytes=live[moment], parts=Parts(**sums),
-                             operator=log.operator(call))  # fmt: skip
+            path, parts = self.row(position.path), Parts(**sums)
+            peak = PhasePeak(phase=key[1], path=path, peak_bytes=live[moment], parts=parts, operator=log.operator(call))
             most = max(events[number].reserved_bytes for number in [*inside, moment])
             known = ByteRange(low_bytes=most, high_bytes=most) if most else None
-            rows.append(RunPhase(step=0 if key[1] == SETUP else key[0] + 1, line=self.line(call),
-                                 left_bytes=live[inside[-1] if inside else moment],
-                                 cost=StepCost(peak=peak, context=context, reserved=known)))  # fmt: skip
+            step, left_bytes = 0 if key[1] == SETUP else key[0] + 1, live[inside[-1] if inside else moment]
+            cost = StepCost(peak=peak, context=context, reserved=known)
+            rows.append(RunPhase(step=step, line=self.line(call), left_bytes=left_bytes, cost=cost))
         return tuple(rows)
 
     def held(self, moment: int) -> tuple[HeldRow, ...]:

@@ -122,8 +122,8 @@ def as_asked(script_run: ScriptRun, sent: RunReport) -> RunReport:
             f"{script_run.name} put nothing on a CUDA device; does it choose the device by torch.cuda.is_available()? "
             f"{UNRECORDED.capitalize()}"
         )
-    return replace(sent, script=script_run.script, arguments=script_run.arguments, gpu=script_run.gpu,
-                   budget_bytes=script_run.budget_bytes)  # fmt: skip
+    known = {name: getattr(script_run, name) for name in ("script", "arguments", "gpu", "budget_bytes")}
+    return replace(sent, **known)
 
 
 def fitted(

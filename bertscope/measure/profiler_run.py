@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import ref
@@ -44,8 +44,8 @@ def real_step(
     inputs, loss = named_inputs(real_inputs(model, run_config, device), loss_function(run_config))
     prepare(model)
     waiting = waiting_inputs(inputs, run_config)
-    return ModelStep(model, inputs, run_config, device, loss, waiting=waiting,
-                     held_out=lambda: real_inputs(model, run_config.evaluation, device))  # fmt: skip
+    held_out = partial(real_inputs, model, run_config.evaluation, device)
+    return ModelStep(model, inputs, run_config, device, loss, waiting=waiting, held_out=held_out)
 
 
 def measured(step: ModelStep, phase: Phase = nullcontext) -> MemoryTrace:
@@ -55,8 +55,8 @@ def measured(step: ModelStep, phase: Phase = nullcontext) -> MemoryTrace:
     """
     reader = _EventReader(step.device)
     mark = torch.profiler.record_function
-    state = [(block, tensor.untyped_storage().nbytes(), ref(tensor.untyped_storage()))
-             for block, tensor in step.state() if tensor.device.type == step.device]  # fmt: skip
+    held = ((block, tensor.untyped_storage()) for block, tensor in step.state() if tensor.device.type == step.device)
+    state = [(block, storage.nbytes(), ref(storage)) for block, storage in held]
 
     @contextmanager
     def marked(name: str) -> Iterator[None]:
@@ -119,8 +119,9 @@ def profile(
     with suppress(UnknownValueError):  # then there is only the measurement
         estimated = module_memory(module, inputs, run_config)
     with _restored(module):
-        step = ModelStep(module.train(not run_config.is_eval), batch, run_config, run_config.device, how,
-                         waiting=waiting_inputs(batch, run_config))  # fmt: skip
+        module.train(not run_config.is_eval)
+        waiting = waiting_inputs(batch, run_config)
+        step = ModelStep(module, batch, run_config, run_config.device, how, waiting=waiting)
         with running_module(type(module).__name__, module, run_config.device):
             step.run_first_steps()
         started = time.perf_counter()

@@ -301,8 +301,8 @@ def history(runs: Sequence[Requests], *, expandable_segments: bool = False) -> R
     _take_steps(emptied, runs, empties=True)
     capped = Allocator(emptied.peak_reserved_bytes, expandable_segments=expandable_segments)
     _take_steps(capped, runs)
-    return RunHistory(reserved_bytes=allocator.peak_reserved_bytes, grown_step=allocator.grown_step,
-                      emptied_bytes=emptied.peak_reserved_bytes, runs_in_emptied=not capped.missing_bytes)  # fmt: skip
+    sizes = {"reserved_bytes": allocator.peak_reserved_bytes, "emptied_bytes": emptied.peak_reserved_bytes}
+    return RunHistory(**sizes, grown_step=allocator.grown_step, runs_in_emptied=not capped.missing_bytes)
 
 
 def _take_steps(

@@ -345,5 +345,5 @@ def _zeroed_between(trace: MemoryTrace) -> MemoryTrace:
     held = [previous[number] for number in left]
     changes[begun:begun] = [~number for number in held]
     place_of[begun:begun] = [len(trace.places)] * len(held)
-    return replace(trace, kinds=kinds, held=[*trace.held, *held], changes=changes, place_of=place_of,
-                   places=[*trace.places, (FORWARD, "", "")])  # fmt: skip
+    held, places = [*trace.held, *held], [*trace.places, (FORWARD, "", "")]
+    return replace(trace, kinds=kinds, held=held, changes=changes, place_of=place_of, places=places)

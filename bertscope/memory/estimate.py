@@ -344,14 +344,14 @@ def _with_update(trace: MemoryTrace, params: Sequence[tuple[str, nn.Parameter]],
         return f"{updated[int(number)][0]}{dot}{rest}" if path.startswith(f"{_PATH}.") else path
 
     added = [kind._replace(block=kind.block._replace(path=renamed(kind.block.path))) for kind in update.kinds]
-    places = [(phase, renamed(path), operator) for phase, path, operator in update.places]
+    places = trace.places + [(phase, renamed(path), operator) for phase, path, operator in update.places]
     first, first_place = len(trace.kinds), len(trace.places)
-    held = [first + number for number in update.held if update.kinds[number].block.part == "optimizer_state"]
+    state = [first + number for number in update.held if update.kinds[number].block.part == "optimizer_state"]
     changes, place_of = list(trace.changes), list(trace.place_of)
     changes[at:at] = [number + first if number >= 0 else number - first for number in update.changes]
     place_of[at:at] = [first_place + number for number in update.place_of]
-    return replace(trace, kinds=trace.kinds + added, held=trace.held + held, changes=changes,
-                   places=trace.places + places, place_of=place_of, calls=calls)  # fmt: skip
+    added, held = trace.kinds + added, trace.held + state
+    return replace(trace, kinds=added, held=held, changes=changes, places=places, place_of=place_of, calls=calls)
 
 
 def _traced_update(kinds: Sequence[Sort], run_config: RunConfig) -> MemoryTrace:

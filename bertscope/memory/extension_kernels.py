@@ -99,12 +99,13 @@ KERNELS: dict[str, Kernel] = {
     "bertscope_flash_attn::": Kernel(f"{_FLASH_ATTN}; 3, hopper/flash_api.cpp", scratch=flash_scratch),
     "xformers_flash::": Kernel("xformers 0.0.35, ops/fmha/flash.py", scratch=flash_scratch),
     "bitsandbytes::": Kernel(
-        "bitsandbytes 0.50.2, backends/cuda/ops.py", runs_python=True,
+        "bitsandbytes 0.50.2, backends/cuda/ops.py",
+        runs_python=True,
         witness="tests/frameworks.py::test_a_dry_run_of_bitsandbytes_on_a_gpu_has_the_peak_of_the_estimate",
     ),
     "torchao::": Kernel("torchao 0.18, csrc_meta_ops.py"),
     "apex::": Kernel("Apex, normalization/fused_layer_norm.py", scratch=apex_scratch),
-}  # fmt: skip
+}
 
 
 def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rule]:

@@ -145,10 +145,9 @@ def events_of(log: RunLog, numbers: Iterable[int], block: Callable[[int], Block]
 
     for freed_at, run in groupby(map(log.events.__getitem__, numbers), key=place):
         for event in sorted(run, key=lambda event: ~event.block) if freed_at else run:
-            number, position = max(event.block, ~event.block), event.position
-            size = log.blocks[number].size_bytes
-            yield MemoryEvent(size if event.block >= 0 else -size, block(number), position.phase, position.path,
-                              log.operator(event.call))  # fmt: skip
+            number, (_, phase, path, _) = max(event.block, ~event.block), event.position
+            size = log.blocks[number].size_bytes * (1 if event.block >= 0 else -1)
+            yield MemoryEvent(size, block(number), phase, path, log.operator(event.call))
 
 
 @dataclass

@@ -41,8 +41,8 @@ _LOSSES = ("label", "positions")  # in the names of inputs with which a class co
 def loop_script(source: ModelSource, run: RunConfig) -> str:
     """Return the loop of a run of a BERT as a script; raises SelectionError for a run that has no such script."""
     option = name_of("show_script")
-    refused = {"world_size": run.parallelism.world_size > 1, "compile": run.compile,
-              "sdpa_kernel": run.sdpa_kernel != "auto"}  # fmt: skip
+    refused = {"world_size": run.parallelism.world_size > 1, "compile": run.compile}
+    refused["sdpa_kernel"] = run.sdpa_kernel != "auto"
     for name in filter(refused.get, refused):
         raise SelectionError(f"{option} shows a loop without {name_of(name)}; leave one of them out")
     if run.loss != MODEL and run.loop == PLAIN:  # the outputs of its forward passes are variables of no plain code

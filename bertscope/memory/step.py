@@ -465,10 +465,8 @@ def make_optimizer(params: Iterable[nn.Parameter], run_config: RunConfig) -> Any
 
         return ZeroRedundancyOptimizer(trained, optimizer, **arguments)
     # Operators over all parameters of a group take no DTensors together with other tensors.
-    divided = {is_wrapped: [param for param in trained if is_wrapper(type(param)) == is_wrapped]
-               for is_wrapped in (False, True)}  # fmt: skip
-    groups = [{"params": group} for group in divided.values() if group]
-    return optimizer(groups, **arguments)
+    groups = ([param for param in trained if is_wrapper(type(param)) == is_wrapped] for is_wrapped in (False, True))
+    return optimizer([{"params": group} for group in groups if group], **arguments)
 
 
 def _given_optimizer(custom: CodeObject, params: list[nn.Parameter], run_config: RunConfig) -> Any:

@@ -151,10 +151,8 @@ class BertForPreTraining(_WithLMHead):
         output_attentions: Flag = None, output_hidden_states: Flag = None, return_dict: Flag = None,
     ) -> outputs.BertForPreTrainingOutput | tuple[Any, ...]:  # fmt: skip
         """Return prediction logits (B, S, V) and sentence logits (B, 2), and with both labels the loss."""
-        body = self._body(
-            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        inputs = input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds
+        body = self._body(*inputs, output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         scores, relationship = self.cls(body.last_hidden_state, body.pooler_output)
         loss = None
         if labels is not None and next_sentence_label is not None:
@@ -178,11 +176,9 @@ class BertForMaskedLM(_WithLMHead):
         output_hidden_states: Flag = None, return_dict: Flag = None,
     ) -> outputs.MaskedLMOutput | tuple[Any, ...]:  # fmt: skip
         """Return logits (B, S, V), and with labels (B, S) the loss; a label of -100 is ignored."""
-        body = self._body(
-            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            encoder_hidden_states, encoder_attention_mask,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        inputs = input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds
+        wants = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        body = self._body(*inputs, encoder_hidden_states, encoder_attention_mask, **wants)
         logits = self.cls(body.last_hidden_state)
         loss = token_loss(logits, labels) if labels is not None else None
         return self._returned(body, return_dict, outputs.MaskedLMOutput, loss, logits)
@@ -205,12 +201,10 @@ class BertLMHeadModel(_WithLMHead):
         output_hidden_states: Flag = None, return_dict: Flag = None,
     ) -> outputs.CausalLMOutputWithCrossAttentions | tuple[Any, ...]:  # fmt: skip
         """Return logits (B, S, V), and with labels (B, S) the loss; labels are the input ids, shifted here by one."""
-        body = self._body(
-            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            encoder_hidden_states, encoder_attention_mask, past_key_values,
-            use_cache=False if labels is not None else use_cache,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        inputs = input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds
+        states = encoder_hidden_states, encoder_attention_mask, past_key_values
+        wants = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        body = self._body(*inputs, *states, use_cache=False if labels is not None else use_cache, **wants)
         logits = self.cls(body.last_hidden_state)
         loss = token_loss(logits[:, :-1], labels[:, 1:]) if labels is not None else None
         return self._returned(body, return_dict, outputs.CausalLMOutputWithCrossAttentions, loss, logits)
@@ -239,10 +233,8 @@ class _WithLabels(WithHead):
             tensor.flatten(0, 1) if self.has_choices and tensor is not None and tensor.dim() > 2 else tensor
             for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         )
-        body = self._body(
-            ids, mask, types, positions, head_mask, embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        wants = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        body = self._body(ids, mask, types, positions, head_mask, embeds, **wants)
         logits, _hidden = self.classify(body)  # `_hidden` exists until the loss is computed, as in transformers
         if self.has_choices:
             inputs: Any = input_ids if input_ids is not None else inputs_embeds
@@ -378,10 +370,8 @@ class BertForQuestionAnswering(WithHead):
         return_dict: Flag = None,
     ) -> outputs.QuestionAnsweringModelOutput | tuple[Any, ...]:  # fmt: skip
         """Return start and end logits (B, S), and with positions (B,) a loss; a position beyond the end is ignored."""
-        body = self._body(
-            input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states,
-        )  # fmt: skip
+        inputs = input_ids, attention_mask, token_type_ids, position_ids, head_mask, inputs_embeds
+        body = self._body(*inputs, output_attentions=output_attentions, output_hidden_states=output_hidden_states)
         logits = self.qa_outputs(body.last_hidden_state)
         if self.num_labels != 2:
             raise ConfigError(

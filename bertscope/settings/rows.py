@@ -325,8 +325,8 @@ class Settings(Record):
     def changed(self, **values: Any) -> Self:
         """Return the record with other values; further settings that have no effect with them take their defaults."""
         table, merged = rows(type(self)), self.flat() | values
-        while idle := [name for name in table.keys() - values if merged[name] != table[name].default
-                       and table[name].unmet(merged)]:  # fmt: skip
+        further = table.keys() - values
+        while idle := [name for name in further if merged[name] != table[name].default and table[name].unmet(merged)]:
             merged |= {name: table[name].default for name in idle}
         return self.of(self.__dict__ | merged)
 

@@ -317,8 +317,8 @@ class RunConfig(Settings):
     @property
     def evaluation(self) -> RunConfig:
         """Return the run of the evaluation alone."""
-        return self.changed(batch=self.eval_batch, optimizer=NO_OPTIMIZER, accumulate=1, keep_gradients=False,
-                            checkpointing=NONE, evaluates_only=True)  # fmt: skip
+        training = {"optimizer": NO_OPTIMIZER, "accumulate": 1, "keep_gradients": False, "checkpointing": NONE}
+        return self.changed(batch=self.eval_batch, evaluates_only=True, **training)
 
     @property
     def eval_batches(self) -> int:

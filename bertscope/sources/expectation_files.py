@@ -83,8 +83,8 @@ def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedMo
         )
     entries.refuse_unknown(_KEYS, "an expectation file with a model")
     if "model" not in entries:
-        raise ConfigError("the key 'model' is missing; name one, or describe one by architecture and config",
-                          where=f"{path}:1")  # fmt: skip
+        lacks = "the key 'model' is missing; name one, or describe one by architecture and config"
+        raise ConfigError(lacks, where=f"{path}:1")
     source = _model(entries, path, allow_code)
     precision = STORED if source.has_own_dtypes else RunConfig.precision
     expected = tuple(read_expectations(entries.get("expected"), precision, permit=allow_code))
@@ -142,10 +142,8 @@ def expectation_files(folder: Path) -> Iterator[str]:
         folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         names = [entry.name for entry in entries if entry.name not in folders and is_expectation_file(entry.name)]
         yield from (str(folder / name) for name in names)
-        waiting += [
-            folder / name for name in reversed(folders)
-            if not name.startswith(".") and name != "node_modules" and not os.path.exists(folder / name / "pyvenv.cfg")
-        ]  # fmt: skip
+        shown = (folder / name for name in reversed(folders) if not name.startswith(".") and name != "node_modules")
+        waiting += [inner for inner in shown if not os.path.exists(inner / "pyvenv.cfg")]
 
 
 def files_to_check(names: list[str]) -> list[str]:

@@ -153,11 +153,12 @@ def _formats() -> tuple[_Format, ...]:
     for name, form in _OWN.items():
         rows = [listed[name]] if name == "accelerate config" else [listed["TrainingArguments"], listed[name]]
         parts = {
-            "identifying": tuple(listed[name]["identifying"]), "renamed": listed[name].get("renamed", {}),
+            "identifying": tuple(listed[name]["identifying"]),
+            "renamed": listed[name].get("renamed", {}),
             "absent": {key: row for one in rows for key, row in one["absent"].items()},
             "no_effect": frozenset(key for one in rows for key in one["no_effect"]),
             "rules": _RULES | form.get("rules", {}),
-        }  # fmt: skip
+        }
         formats.append(_Format(name, **form | parts))
     return tuple(formats)
 

@@ -75,8 +75,8 @@ def with_resnet(config: dict[str, Any]) -> dict[str, Any]:
         return {}
     features = [f"stage{number}" for number in range(_STAGES[str(first)], 5)]
     resnet = {"model_type": "resnet", "depths": _RESNETS[str(name)], "out_features": features}
-    return dict.fromkeys(_BACKBONE) | {"backbone_config": resnet, "use_timm_backbone": False,
-                                      "use_pretrained_backbone": False}  # fmt: skip
+    built = {"backbone_config": resnet, "use_timm_backbone": False, "use_pretrained_backbone": False}
+    return dict.fromkeys(_BACKBONE) | built
 
 
 def without_code(value: Any) -> Any:
@@ -335,8 +335,8 @@ class TransformersSource(ModelSource):
             config = settings
             for part in parts:
                 config = config.setdefault(part, {})
-            shorter = {key: value[:count] for key, value in config.items()
-                       if isinstance(value, list) and len(value) == config.get(name)}  # fmt: skip
+            lists = {key: value for key, value in config.items() if isinstance(value, list)}
+            shorter = {key: value[:count] for key, value in lists.items() if len(value) == config.get(name)}
             config |= shorter | {name: count}
         return replace(self, settings=settings)
 

@@ -269,10 +269,8 @@ def distil(model: nn.Module, batch: Batch) -> torch.Tensor:
     return torch.stack([nn.functional.mse_loss(*pair) for pair in zip(students, goals, strict=True)]).mean()
 
 
-_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "mnrl": mnrl, "cached-mnrl": cached_mnrl, "cosent": cosent, "triplet": triplet, "reranker": reranker,
-    "distil": distil,
-}  # fmt: skip
+_OF_TEXTS: tuple[Callable[..., torch.Tensor], ...] = (mnrl, cached_mnrl, cosent, triplet, reranker, distil)
+_FUNCTIONS = {function.__name__.replace("_", "-"): function for function in _OF_TEXTS}
 
 
 class Teacher(nn.Module):

@@ -21,6 +21,7 @@ from bertscope.tracing.module_tree import Node, freeze, moved, tensors_of
 RAN = 3  # periods that run: the first is next to the embeddings, the last next to the head; the middle one is repeated
 _MIDDLE = 1
 _LONGEST = 64  # period that is tried
+_PLAIN = (int, float, str, tuple, list, type(None))  # values of attributes that tell layers apart
 _OF_PLACE = re.compile("idx|index|layer_(id|number)")  # names of attributes with the number of a layer
 
 
@@ -173,9 +174,10 @@ def _settings(model: Any, path: str, field: str) -> list[tuple[Any, ...]]:
 def _attributes(layer: Any) -> Iterator[Any]:
     """Yield the path, class and simple attributes of each module, except numbers of the layer, and its tensors."""
     for path, module in layer.named_modules():
-        plain = {name: repr(value) for name, value in vars(module).items()
-                 if not name.startswith("_") and not _OF_PLACE.search(name)
-                 and isinstance(value, (int, float, str, tuple, list, type(None)))}  # fmt: skip
+        public = ((name, value) for name, value in vars(module).items() if not name.startswith("_"))
+        plain = {
+            name: repr(value) for name, value in public if isinstance(value, _PLAIN) and not _OF_PLACE.search(name)
+        }
         held = [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor, _ in tensors_of(module)]
         yield path, type(module), tuple(sorted(plain.items())), tuple(held)
 

@@ -162,8 +162,8 @@ def _stored_lines(stored: Stored) -> Iterator[tuple[str, str]]:
         yield "packing", f"{packing}: packed in a way that bertscope does not know; counted as stored"
     if stored.stored_params != stored.distinct_params:
         yield "under all names", count_text(stored.stored_params)
-    parts = " + ".join(f"{bytes_text(count)} {'other tensors' if what == _OTHERS else what}"
-                       for what, count in sums.items())  # fmt: skip
+    kinds = ((count, "other tensors" if what == _OTHERS else what) for what, count in sums.items())
+    parts = " + ".join(f"{bytes_text(count)} {kind}" for count, kind in kinds)
     yield "size", f"{count_text(stored.file_bytes)} bytes ({bytes_text(stored.file_bytes)}) = {parts}"
     if len(stored.files) > 1:
         names = [*map(one_line, stored.files)]

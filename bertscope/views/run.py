@@ -163,8 +163,8 @@ VIEW = View(answer=_answer, settings=_settings, tip=_tip, tables=_tables, notes=
 
 def step_timeline(report: RunReport, suffix: str) -> Any:
     """Return the step's picture with the peak."""
-    subject = Subject(name=report.script, architecture=report.script, attention="", dtype="", obtained="estimated",
-                      torch_version="", bertscope_version="")  # fmt: skip
+    unknown: dict[str, Any] = dict.fromkeys(("attention", "dtype", "torch_version", "bertscope_version"), "")
+    subject = Subject(name=report.script, architecture=report.script, obtained="estimated", **unknown)
     variant = Variant(checkpointing="none", reentrant=False, estimated=report.memory)
     run = RunConfig(device=CUDA)
     memory = MemoryReport(subject=subject, run=run, machine="", variants=(variant,), inputs_given=True)

@@ -63,14 +63,15 @@ def pictured(report: MemoryReport) -> Pictured:
         memory = variant.memory
         samples = memory.timeline if memory else ()
         obtained = f" ({memory.obtained})" if memory and memory.obtained else ""
-        panels.append(Panel(
+        panel = Panel(
             title=f"checkpointing: {variant_name(variant)}{obtained}",
             failure="" if samples else variant.failure or "no samples",
             samples=samples,
             marks=_marks(memory) if memory else (),
             peak_index=max(range(len(samples)), key=lambda index: samples[index].parts.total, default=0),
             peak_text=f"peak {bytes_text(memory.cost.peak_bytes)}" if memory and samples else "",
-        ))  # fmt: skip
+        )
+        panels.append(panel)
     all_parts = [sample.parts for panel in panels for sample in panel.samples]
     highest = max((parts.total for parts in all_parts), default=0)
     unit_bytes, unit = binary_unit(highest)

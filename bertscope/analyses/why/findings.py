@@ -156,11 +156,9 @@ def _by_stack(blocks: Iterable[HeldBlock]) -> Iterable[list[HeldBlock]]:
 
 
 def _leaks(history: History) -> Iterator[WhyFinding]:
-    old = [
-        block for block in history.blocks
-        if 1 <= block.forward_pass < history.last_pass and KEY_VALUES not in block.kind.marks
-        and (block.phase == USER or block.part in ("activations", "temporaries"))
-    ]  # fmt: skip
+    earlier = (block for block in history.blocks if 1 <= block.forward_pass < history.last_pass)
+    outside = (block for block in earlier if KEY_VALUES not in block.kind.marks)  # of the cache of generate()
+    old = [block for block in outside if block.phase == USER or block.part in ("activations", "temporaries")]
     passes = {block.forward_pass for block in old}
     if not old:
         yield from _open_graph(history)
