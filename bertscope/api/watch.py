@@ -63,6 +63,8 @@ def _warn(text: str) -> None:
 class _Cpu(Device):
     """A CPU whose kernels' scratch follows the rules of an estimate, and on which a data set is no part of a step."""
 
+    has_lines = False
+
     def __init__(self) -> None:
         self.outside: Any = WeakValueDictionary()  # storages from before the recording, of which a view was made
         self.results = list[Any]()  # of the operator that runs
@@ -289,7 +291,6 @@ class watch:
             return
         self.recorder = recorder = _LoopRecorder(self)
         recorder.first_optimizer, recorder.is_updated, recorder.steps = ref(self.optimizer), True, -1
-        recorder.line = str  # type: ignore[method-assign]  # no line of code is shown
         params = {param: path for path, param in self.model.named_parameters()}
         state = (
             (f"{params.get(param, '')}.{name}".strip("."), tensor)

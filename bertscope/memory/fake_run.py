@@ -228,6 +228,7 @@ class StepLog(RunLog):
 class StepDevice(Device):
     """A step's device: what its kernels allocate besides their results follows rules, as no mode sees it."""
 
+    has_lines = False  # a step is code of this package
     has_host = False  # whose memory holds a part of the step
 
     def __init__(self, step: ModelStep) -> None:
@@ -437,14 +438,6 @@ class StepRecorder(Recorder):
         """Note the variable of the loop that refers to blocks; the first output of several calls counts."""
         for number in numbers:
             self.log.blocks[number].variable = self.log.blocks[number].variable or variable
-
-    def position(self) -> Position:
-        path = self.owner if self.phase == OPTIMIZER else self.path()
-        return Position(0, self.phase, path, self.recomputation)
-
-    def line(self) -> str:
-        """Return no line: a step is code of this package."""
-        return ""
 
     def _owner(self, tensor: torch.Tensor, otherwise: str = "") -> str:
         number = self.numbers.get(storage_key(tensor), -1)

@@ -120,6 +120,7 @@ class Device:
 
     kind = "cpu"
     has_memory = True  # whose blocks the recorder follows
+    has_lines = True  # of the user's code, which the log names
     counts_random_states = True  # checkpointing saves that of the CPU
     allocator: Any = None
     recorder: Any = None  # that asks it
@@ -351,8 +352,10 @@ class Recorder(DispatchMode):
     def line(self) -> str:
         """Return the line of the user's code that runs: in this thread, as in a recomputation, else in the main one.
 
-        For a GPU autograd works in a separate thread.
+        For a GPU autograd works in a separate thread. Empty where the device has no lines.
         """
+        if not (self.device.has_lines and self.device.has_memory):
+            return ""
         for frame in running_frames(self.main):
             while frame is not None:
                 code = frame.f_code
@@ -392,7 +395,7 @@ class Recorder(DispatchMode):
         at = self.position()
         seen = (self._seen(args), self._seen(kwargs)) if self.keeps_args else ()
         out = device.run(operator, args, kwargs)
-        self.log.calls.append(call := Call(operator, at, self.line() if device.has_memory else "", *seen))
+        self.log.calls.append(call := Call(operator, at, self.line(), *seen))
         if self.running:
             self.running[-1].calls.append(len(self.log.calls) - 1)
         if device.has_memory:
