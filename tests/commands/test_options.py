@@ -9,8 +9,6 @@ import bertscope
 from bertscope.commands.call import Progress
 from bertscope.commands.registry import TableCommand
 from bertscope.settings.checkpointing import COMPARED
-from bertscope.settings.run_config import DEVICES, KERNELS, MODES, RUN_PRECISIONS
-from bertscope.settings.training import IMPLEMENTATIONS, OPTIMIZERS
 from bertscope.views import memory as renderer
 from bertscope.views.console import progress_bar
 
@@ -46,25 +44,6 @@ def parsed(*words: str) -> dict[str, object]:
 def test_the_word_after_checkpointing_is_its_value_when_each_part_is_a_strategy(words, model, value):
     found = parsed(*words)
     assert (found["model"], ",".join(found["checkpointing"])) == (model, value)
-
-
-def test_the_words_of_an_option_are_those_of_its_table(cli):
-    text = " ".join(re.sub(r"-\n +", "-", cli("estimate", "--help-all").out).split())
-    text = text.partition("Common options:")[2]
-    tables = {"mode": MODES, "device": DEVICES, "sdpa-kernel": KERNELS, "optimizer-implementation": IMPLEMENTATIONS,
-              "optimizer": ("none", *OPTIMIZERS, "custom"), "precision": RUN_PRECISIONS}  # fmt: skip
-    for name, table in tables.items():
-        own = text.partition(f" --{name} ")[2].partition(" --")[0]
-        assert all(word in own for word in table)
-        result = cli("estimate", "bert-tiny", f"--{name}", "no-such-word")
-        assert (result.code, result.out) == (2, "")
-        assert result.err.startswith(f"error: --{name} takes one of {', '.join(table)}; got 'no-such-word'")
-
-
-def test_a_command_has_its_own_default_of_a_setting(cli):
-    run = cli("estimate", "bert-tiny", "--format", "json").json["run"]
-    assert (run["batch"], run["seq"]) == (8, 128)  # of `estimate`; the batch of RunConfig is 1
-    assert "[default: 8]" in cli("estimate", "--help").out
 
 
 @pytest.mark.parametrize("columns", [80, 100, 120])

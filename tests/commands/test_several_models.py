@@ -4,12 +4,10 @@ import csv
 import io
 import json
 import re
-from dataclasses import fields
 
 import pytest
 
 import bertscope
-from bertscope.reports.step import Parts
 from bertscope.units import count_text
 
 # Published by google-research/bert: 4.4M and 11.3M.
@@ -65,18 +63,6 @@ def test_the_json_of_several_models_contains_the_reports_of_single_calls(cli, co
         {key: value for key, value in single.items() if key not in ("schema", "kind")} for single in singles
     ]
     assert [report.kind for report in bertscope.from_json(text).reports] == [data["of"]] * len(MODELS)
-
-
-def test_estimate_of_several_models_is_one_row_for_each_and_each_strategy(cli):
-    options = ("--batch", "2", "--seq", "16", "--checkpointing", "none,full")
-    rows = records(cli("estimate", *MODELS, *options, "--format", "csv").out)
-    assert [(row["model"], row["checkpointing"]) for row in rows] == [
-        (name, strategy) for name in MODELS for strategy in ("none", "full")
-    ]
-    parts = [f"{field.name}_bytes" for field in fields(Parts)]
-    for row in rows:
-        assert int(row["parameters_bytes"]) >= 4 * MODELS[row["model"]]
-        assert sum(int(row[part]) for part in parts) == int(row["peak_bytes"])
 
 
 # Several GPUs.
