@@ -160,8 +160,9 @@ class Installed:
         top = max(range(start, len(log.events)), key=recording.live.__getitem__)
         position = log.events[top].position
         trace = recording.trace(position.step) if position.phase != SETUP else None
-        evaluation = recording.evaluation(self.limits)
+        evaluation, moment, times = recording.evaluation(self.limits) or (None, top, {})
         beyond = 0 if evaluation is None else max(evaluation.highest_bytes - recording.live[top], 0)
+        held = recording.held(moment, times) if beyond else recording.held(top)
         reserved = beyond + max(event.reserved_bytes for event in log.events[start:])
         on_gpu: dict[str, Any] = {
             "max_allocated_bytes": beyond + max(event.allocated_bytes for event in log.events[start:]),
@@ -180,7 +181,7 @@ class Installed:
             shortfall = ByteRange(low_bytes=low, high_bytes=high)
             cost = replace(cost, limit_bytes=limits[0], margin=script_run.margin, shortfall=shortfall)
         report = replace(
-            report, held=recording.held(top), evaluation=evaluation, cost=cost, refused_bytes=sizes,
+            report, held=held, evaluation=evaluation, cost=cost, refused_bytes=sizes,
             memory=None if trace is None else memory(trace, "estimated", self.rows, **on_gpu),
             refused_lines=tuple(short_line(line, script_run.folder) for _, line, _ in log.refused),
         )  # fmt: skip

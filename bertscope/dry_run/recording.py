@@ -20,7 +20,7 @@ from bertscope.tracing.record import SETUP
 
 _NAMES = tuple(part.name for part in fields(Parts))
 _JOINING = ("cat", "stack", "full", "new_full", "empty", "new_empty")
-_NO_CONTEXT, _NO_ROWS = ByteRange(), MappingProxyType[str, str]({})
+_NO_CONTEXT, _NO_ROWS, _ONCE = ByteRange(), MappingProxyType[str, str]({}), MappingProxyType[int, float]({})
 _KEPT, _STATE, _TEMPORARY = "activations", "optimizer_state", "temporaries"
 
 
@@ -121,25 +121,31 @@ class Recording:
             rows.append(RunPhase(step=step, line=self.line(call), left_bytes=left_bytes, cost=cost))
         return tuple(rows)
 
-    def held(self, moment: int) -> tuple[HeldRow, ...]:
-        """Return what lives at a moment, by the line, module and phase that allocated it, the most first."""
-        sums: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    def held(self, moment: int, times: Mapping[int, float] = _ONCE) -> tuple[HeldRow, ...]:
+        """Return what lives at a moment, by the line, module and phase that allocated it, the most first.
+
+        A block in `times` counts as often.
+        """
+        sums: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
         for number in self.alive_at(moment):
             block = self.log.blocks[number]
-            phase = self.log.events[block.born].position.phase
-            sums[self.line(block.call), self.row(block.owner), phase, self.parts[number]].append(self.sizes[number])
+            phase, size = self.log.events[block.born].position.phase, self.sizes[number] * times.get(number, 1)
+            sums[self.line(block.call), self.row(block.owner), phase, self.parts[number]].append(size)
         rows = [
-            HeldRow(line=line, path=path, phase=phase, part=part, blocks=len(sizes), held_bytes=sum(sizes))
+            HeldRow(line=line, path=path, phase=phase, part=part, blocks=len(sizes), held_bytes=round(sum(sizes)))
             for (line, path, phase, part), sizes in sums.items()
         ]
         return tuple(sorted(rows, key=lambda row: (-row.held_bytes, row.line, row.path)))
 
-    def evaluation(self, limits: Limits) -> RunEvaluation | None:
-        """Return the evaluation with the highest peak over all its batches, of those that ran in part."""
-        known = [self._evaluated(one, limits.calls) for one in limits.evaluations if one.total > one.ran]
-        return max(filter(None, known), key=lambda one: one.highest_bytes, default=None)
+    def evaluation(self, limits: Limits) -> tuple[RunEvaluation, int, dict[int, float]] | None:
+        """Return the evaluation with the highest peak over all its batches, of those that ran in part.
 
-    def _evaluated(self, one: Evaluated, all_calls: list[int]) -> RunEvaluation | None:
+        With it come the event of its peak, and how often the blocks that then stand for more batches count.
+        """
+        known = [self._evaluated(one, limits.calls) for one in limits.evaluations if one.total > one.ran]
+        return max(filter(None, known), key=lambda whole: whole[0].highest_bytes, default=None)
+
+    def _evaluated(self, one: Evaluated, all_calls: list[int]) -> tuple[RunEvaluation, int, dict[int, float]] | None:
         log, calls = self.log, all_calls[one.first : one.first + one.ran * one.each : one.each]
         if len(calls) < one.ran or one.ran < 3:
             return None
@@ -153,8 +159,9 @@ class Recording:
             if second <= block.born < third and not 0 <= block.freed < third:
                 sizes |= {block.size_bytes // times for times in (1, one.ran - 2)}
         joined_rows = set()
-        more, live, peak = one.total - one.ran, self.live[last - 1], self.live[last - 1]
-        for event, change in zip(log.events[last:end], self.changes[last:end], strict=True):
+        more, live, peak, moment = one.total - one.ran, self.live[last - 1], self.live[last - 1], last - 1
+        for number, change in enumerate(self.changes[last:end], last):
+            event = log.events[number]
             block = log.blocks[max(event.block, ~event.block)]
             rows, each = block.shape[:1], one.ran if block.born >= last else one.ran - 1
             is_joined = self.log.operator(block.call) in _JOINING and block.size_bytes / each in sizes
@@ -167,8 +174,14 @@ class Recording:
             elif block.born >= third and is_joined:  # joined with each batch
                 change = change * (one.total - 1) // (one.ran - 1)
             live += change
-            peak = max(peak, live)
-        return RunEvaluation(batches=one.total, ran=one.ran, added_bytes=added, highest_bytes=peak + added * more)
+            peak, moment = max((peak, moment), (live, number))
+        alive = {number: log.blocks[number] for number in self.alive_at(moment)}
+        times = {number: one.total / one.ran for number, block in alive.items()
+                 if block.born >= last and block.shape[:1] in joined_rows}  # fmt: skip
+        each_batch = [number for number, block in alive.items() if third <= block.born < last]
+        grown = 1 + added * more / max(sum(self.sizes[number] for number in each_batch), 1)
+        whole = RunEvaluation(batches=one.total, ran=one.ran, added_bytes=added, highest_bytes=peak + added * more)
+        return whole, moment, times | dict.fromkeys(each_batch, grown)
 
 
 def log_requests(log: RunLog, laid: Iterable[tuple[int, int]] = ()) -> list[Requests]:

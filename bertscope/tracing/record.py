@@ -441,7 +441,9 @@ class Recorder(DispatchMode):
         stored = tensor.untyped_storage().nbytes()
         if stored and storage_key(tensor) not in self.numbers:
             dtype = "float32" if size else _dtype_name(tensor.dtype)
-            number = self._allocate(size or stored, tensor.shape, dtype, owner, at or self.position(), part)
+            number = self._allocate(
+                stored if size is None else size, tensor.shape, dtype, owner, at or self.position(), part
+            )
             self._follow(number, tensor.untyped_storage())
 
     def _allocate(self, size: int, shape: Any, dtype: str, owner: str, at: Position, part: str = "") -> int:

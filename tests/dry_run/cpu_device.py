@@ -1,5 +1,6 @@
-"""A fake GPU with the kernels of a CPU, to compare a dry run with a real one where there is no GPU."""
+"""A fake GPU with the kernels and the memory of a CPU, to compare a dry run with a real one where there is no GPU."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,7 +12,9 @@ from bertscope.dry_run.child import Installed, installed
 from bertscope.dry_run.device import FakeGpu
 from bertscope.dry_run.script import ScriptRun
 from bertscope.memory.kernels import attention, cpu_scratch
+from bertscope.torch_access import always, storage_key
 from bertscope.torch_access.fake_gpu import Put
+from bertscope.tracing.log import Call, tensors
 from tests.dry_run.cpu_layers import CELLS, recurrent
 
 
@@ -24,7 +27,25 @@ class CpuDevice(FakeGpu):
         return cpu_scratch(operator, args)
 
     def true_bytes(self, operator, args, number, tensor):
-        return None
+        """A tensor of the host is one on a CPU's "GPU" too, where `to` makes no second one."""
+        if operator is not torch.ops.aten._to_copy.default or isinstance(args[0], self.fake):
+            return None
+        if tensor.dtype != args[0].dtype:
+            return None
+        weakref.finalize(tensor.untyped_storage(), always(None), args[0].untyped_storage())
+        return 0
+
+    def elsewhere(self, operator, args, kwargs):
+        """Run an operator on the host, whose memory counts on a CPU; what NumPy allocates does not."""
+        out, recorder = super().elsewhere(operator, args, kwargs), self.recorder
+        is_new = operator is torch.ops.aten.lift_fresh.default
+        older = set() if is_new else {storage_key(tensor) for tensor in tensors((args, kwargs))}
+        for tensor in tensors(out):
+            if tensor.layout == torch.strided and storage_key(tensor) not in older | recorder.numbers.keys():
+                with recorder.lock:
+                    recorder.log.calls.append(Call(operator, at := recorder.position(), recorder.line()))
+                    recorder._watch(tensor, at.path, at)
+        return out
 
 
 @contextmanager

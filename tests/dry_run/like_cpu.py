@@ -1,7 +1,7 @@
 """python -m tests.dry_run.like_cpu STEPS SCRIPT [ARGUMENTS]: a dry run with the kernels of a CPU, as tests/real_run.py.
 
-Prints the same line of JSON as the real run; the highest bytes after the last step are over all batches of its
-evaluation.
+Prints the same line of JSON as the real run, in which the host's tensors count too; the highest bytes after the last
+step are over all batches of its evaluation.
 
 What the script asks for only where there is a GPU has to be off in both runs: transformers' Trainer trains in fp32 on a
 CPU though `fp16=True` is set, and TRL starts Triton's kernels on a GPU.
@@ -34,7 +34,7 @@ def peaks(run, steps, name="program"):
         (max(found.live[max(begun - 1, 0) : end]), found.live[end - 1])
         for begun, end in zip([0, *ends], ends, strict=False)
     ]
-    after = max(*found.live[ends[-1] - 1 :], whole.highest_bytes if whole is not None else 0)
+    after = max(*found.live[ends[-1] - 1 :], whole[0].highest_bytes if whole is not None else 0)
     return {"steps": steps_found, "after": after}
 
 

@@ -1,8 +1,8 @@
 """Training programs as people write them, on a GPU if there is one: the cases of the comparison with real runs.
 
 `python -m tests.dry_run.programs` runs each on the fake GPU with a CPU's kernels, then on the CPU under torch's
-profiler, which sees each allocation of the process. It prints, for each program, the peak of each optimizer step above
-what lives after it, and that of what follows the last one.
+profiler, which sees each allocation of the process. It prints, for each program, the peak of each optimizer step and
+what lives after it, and the peak of what follows the last one.
 """
 
 import copy
@@ -451,11 +451,6 @@ def lora():
 # ---- the two ways to run them ----
 
 
-def above(found):
-    """The peaks above what lives after each step, and the last above what lives after the last step."""
-    return {"steps": [peak - live for peak, live in found["steps"]], "after": found["after"] - found["steps"][-1][1]}
-
-
 def main():
     """Print what each program takes, dry first: the card goes before the first backward pass of a process."""
     from tests import real_run
@@ -466,7 +461,7 @@ def main():
     for kind, peaks in (("dry", like_cpu.peaks), ("real", real_run.peaks)):
         for name, run in PROGRAMS.items():
             torch.manual_seed(0)
-            found.setdefault(kind, {})[name] = above(peaks(run, steps=6))
+            found.setdefault(kind, {})[name] = peaks(run, steps=6)
     print("FOUND", json.dumps(found))
 
 

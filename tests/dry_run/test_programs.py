@@ -11,14 +11,8 @@ from tests.conftest import ROOT
 from tests.dry_run.loops import SETTINGS, source
 from tests.dry_run.programs import PROGRAMS
 
-# What a CPU holds besides and a card does not: the loader's batch of an evaluation is larger than that of a step.
-IN_HOST = {
-    "evaluation_with_a_larger_batch": 12 * 24 * 8,
-    "evaluation_that_keeps_three_hundred_logits": -2 * 24 * 8,
-    "evaluation_that_joins_sixty_logits": -2 * 24 * 8,
-}
-# Of these the real run differs by less than a part in a thousand: what peft, ids and lengths make on the CPU.
-NEARLY = {"lora", "packed_lstm", "packed_gru", "beam_search_to_the_longest_sequence"}
+# Of these the real run differs by less than a part in ten thousand: what peft, Trainer and lengths make in NumPy.
+NEARLY = {"lora", "trainer_that_keeps_logits", "beam_search_to_the_longest_sequence"}
 # A GradScaler keeps its scale and its counter on the card, 512 bytes each; the estimate has no scaler.
 OF_SCALER = {"forward": 1024, "backward": 0, "optimizer": 512}
 
@@ -38,18 +32,17 @@ def measured(once):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_dry_run_has_the_peaks_of_the_real_run_of_the_same_program(measured, name):
     real, dry = (measured[kind][name] for kind in ("real", "dry"))
-    dry = dry | {"after": dry["after"] + IN_HOST.get(name, 0)}
     if name not in NEARLY:
         assert dry == real
         return
-    assert len(dry["steps"]) == len(real["steps"])
-    for ours, theirs in zip([*dry["steps"], dry["after"]], [*real["steps"], real["after"]], strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3)
+    for ours, theirs in zip([*dry["steps"], [dry["after"]]], [*real["steps"], [real["after"]]], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 def test_a_step_can_be_checked_by_hand(measured):
     # When its loss exists there are the batch of 32 x 64 numbers, the product and its square, of 32 x 512 each.
-    assert measured["dry"]["own_function"]["steps"][-1] == 4 * (32 * 64 + 2 * 32 * 512 + 1)
+    peak, left = measured["dry"]["own_function"]["steps"][-1]
+    assert peak - left == 4 * (32 * 64 + 2 * 32 * 512 + 1)
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,8 @@ for batch in loader:
     whole = report.evaluation
     assert (whole.batches, whole.added_bytes) == (60, 2**20)
     assert 60 * 2**20 < whole.highest_bytes < 68 * 2**20
+    assert sum(row.held_bytes for row in report.held) == whole.highest_bytes
+    assert report.held[0].line == "train.py:16"
     assert report.answer == "no"
     assert f"peak {bytes_text(whole.highest_bytes)} in evaluation after 60 batches" in " ".join(str(report).split())
 
