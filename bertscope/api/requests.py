@@ -277,7 +277,8 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any]) -> Reques
     if file is not None and file.lora and request.subject is not None:
         source = None if is_module(request.subject) else source_of(request.subject)
         if source is not None and not source.lora:
-            return replace(request, subject=source.with_options(lora=file.lora))
+            where = training_files.place_of_adapters(file)
+            return replace(request, subject=replace(source.with_options(lora=file.lora), lora_where=where))
         effect = f"the model has {source.lora}" if source else "a module is taken as it is"
         left_out = TrainingKey(key="lora", value=file.lora, effect=effect)
         request = replace(request, training_file=replace(file, replaced=(left_out,)))

@@ -4,7 +4,6 @@ Typer checks their values: a whole number, one of the words, a path.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import eq, ne, not_
@@ -23,15 +22,16 @@ from bertscope.settings.run_config import FLASH_KERNELS, PLAN_FORMS, QUESTIONS, 
 from bertscope.settings.training import MAY_CHANGE, SAVERS
 from bertscope.sources.bert import preset_paths
 from bertscope.sources.find import DEFAULT_MODEL
-from bertscope.units import FP32, PRECISIONS
+from bertscope.units import FP32, PRECISIONS, decimal
 
-_OTHER_FORMATS = re.compile(r"\.(pdf|docx?|odt|xlsx?|ods|png|jpe?g|gif|webp|svg|html?|csv|md)", re.IGNORECASE)
+_PLAIN = "", ".txt", ".log", ".out"  # endings of any text
 
 
-def checked_output(path: Path | None, *, written: str, suffixes: Sequence[str]) -> Path | None:
+def checked_output(path: Path | None, *, suffixes: Sequence[str], more: str = "") -> Path | None:
     """Return the path in --output; raise SelectionError for a name that claims a format that is not written."""
-    if path is not None and _OTHER_FORMATS.fullmatch(path.suffix) and path.suffix.lower() not in suffixes:
-        raise SelectionError(f"{path.name}: this command writes no {path.suffix}; it writes {written}")
+    if path is not None and path.suffix.lower() not in (*suffixes, *_PLAIN) and decimal(path.suffix[1:]) is None:
+        writes = f"it writes {', '.join(suffixes)}{more}"
+        raise SelectionError(f"{path.name}: this command cannot write {path.suffix}; {writes}")
     return path
 
 
@@ -57,8 +57,8 @@ def _flag(help: str, **properties: Any) -> Row:
     return _row(help, False, bool, **properties)
 
 
-def _output(written: str, *suffixes: str, text: str = "Write to FILE (atomically).") -> Row:
-    check = partial(checked_output, written=written, suffixes=suffixes)
+def _output(*suffixes: str, text: str = "Write to FILE (atomically).", more: str = "") -> Row:
+    check = partial(checked_output, suffixes=suffixes, more=more)
     return _row(text, kind=Path, section="common", metavar="FILE", flag="-o", convert=check)
 
 
@@ -89,7 +89,7 @@ _OF_LENGTHS, _OF_ONE_RUN = {"lengths": bool}, {"lengths": not_, "fit": not_}
 _OF_ONE_MODEL = ("stored", "expect", "operators", "convention", "lengths", "timeline", "snapshot", "show_script")
 _MODEL: dict[str, Any] = {"is_argument": True, "complete": preset_paths}
 _PLAN = "Use the checkpointing plan of 'bertscope plan --emit json'. Its settings are the defaults."
-_TABLES = ("table", "json", "csv", "markdown")
+_TABLES, _TABLE_FILES = ("table", "json", "csv", "markdown"), (".txt", ".json", ".csv", ".md")
 _FORMAT = "The output format: table, json, csv or markdown."
 _TORCHINFO = "torchinfo shows 3 levels; with --shapes each call of a module has a row."
 OPTIONS: dict[str, Row | Callable[[], Row]] = {
@@ -137,7 +137,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                   section="sizes", metavar="N", concerns=_OF_LENGTHS),
     # the output
     "fmt": _format(_FORMAT, _TABLES, "table"),
-    "output": _output("--format table (.txt), json, csv and markdown (.md)", ".csv", ".md"),
+    "output": _output(*_TABLE_FILES),
+    **dict.fromkeys(("estimate.output", "plan.output"), _output(*_TABLE_FILES, ".py")),
     "verbose": _flag("Show all columns, rows, notes and details.", section="output", flag="-v"),
     "rows": _row("Show the N largest saved tensors; 0 shows all. With -v the default is 10.", kind=int,
                  section="output", metavar="N", concerns=_OF_ONE_RUN),
@@ -207,7 +208,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                       choices=("LR", "TB"), metavar="DIR"),
     "diagram.fmt": _format("The format: mermaid, dot, svg, html or json. The suffix of --output decides by default, "
                            "else mermaid.", ("mermaid", "dot", "svg", "html", "json")),
-    "diagram.output": _output("mermaid (.mmd), dot, svg, html and json", ".svg", ".html"),
+    "diagram.output": _output(".svg", ".html", ".mmd", ".mermaid", ".dot", ".gv", ".json"),
     "a": _row("A model, as for count.", ..., metavar="A", **_MODEL),
     "b": _row("Another model or a checkpoint; by default the weights of A. A checkpoint is a file with tensors, an "
               "index, or a folder with one and no config.json.", metavar="[B]", **_MODEL),
@@ -218,7 +219,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                   complete=lambda: ("missing", "unexpected", "dtype")),
     "strip_prefix": _row("Remove this prefix from a checkpoint's names, such as module. or auto.", metavar="PREFIX"),
     "exit_code": _flag("Exit with code 1 if two models differ."),
-    "report.output": _output("the page (.html) and json", ".html", text="The HTML file, such as report.html."),
+    "report.output": _output(".html", ".json", text="The HTML file, such as report.html."),
     "report.fmt": _format("The output format: html, or json for the numbers.", ("html", "json"), "html"),
     "compare": _row("A second model to show next to it.", metavar="MODEL", complete=preset_paths),
     "report.fit": _row("Show the largest batches that fit.", True, bool),
@@ -251,8 +252,8 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "plot": _row("Plot the history of the memory by part (.svg).", kind=Path, metavar="FILE",
                  convert=partial(_checked_picture, what="the history is drawn as")),
     "grid": _row("The grid, a YAML file (docs/sweep.md); grid.yaml by default.", metavar="[GRID]", is_argument=True),
-    "sweep.output": _output("JSON lines (.jsonl), and prints --format csv",
-                            text="Append a row for each point to FILE (.jsonl)."),
+    "sweep.output": _output(".jsonl", text="Append a row for each point to FILE (.jsonl).",
+                            more=", and prints --format csv"),
     "init": _flag("Print a sample grid with comments, or write it to GRID."),
     "engine": _row("Compute on this machine (local) or a cluster (dask).", "local", choices=("local", "dask"),
                    metavar="NAME"),
@@ -265,16 +266,17 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "files": _row("Files (*.bertscope.yaml), folders with such files, or presets; all below this folder by default.",
                   (), metavar="[FILES]...", **_MODEL),
     "presets": _flag("Check the built-in presets.", concerns=dict.fromkeys(("files", "update"), not_)),
-    "write_to": _row("Add the current counts to a file without expectations.", kind=Path, option="write",
-                     metavar="FILE", concerns=dict.fromkeys(("files", "presets", "output", "update"), not_)),
+    "write_to": _row("Add the current counts to FILE. FILE has no expectations; a new one gets the model in FILES.",
+                     kind=Path, option="write", metavar="FILE",
+                     concerns=dict.fromkeys(("presets", "output", "update"), not_)),
     "update": _flag("Write the current values into the files, and exit with 0."),
     "check.fmt": _format("The format: text, table, json, csv, markdown, github or junit. text and github list failures "
                          "only.", ("text", *_TABLES, "github", "junit"), "text"),
-    "check.output": _output("--format text, table, json, csv, markdown, github and junit (.xml)", ".csv", ".md"),
+    "check.output": _output(*_TABLE_FILES, ".xml"),
     "schema.kind": _row("The report, such as count, or config; a list by default. config is a BERT's config.json.",
                         metavar="[KIND]", is_argument=True, complete=_kinds),
     "schema.fmt": _format("The format of the list: table, json, csv or markdown. A schema is always JSON.", _TABLES),
-    "schema.output": _output("JSON (.json) or a table (.txt)", ".csv", ".md"),
+    "schema.output": _output(*_TABLE_FILES),
 }  # fmt: skip
 INPUTS = ("training_file", "plan")  # files that are read
 

@@ -319,7 +319,7 @@ examples:
   bertscope check models.bertscope.yaml presets/bert-tiny.yaml my-bert.yaml
   bertscope check --presets
   bertscope check --format junit --output report.xml models.bertscope.yaml
-  bertscope check --write my-bert.yaml
+  bertscope check bert-base-uncased --write bert.bertscope.yaml
   bertscope check --update models.bertscope.yaml
 exit codes: 0 all pass, 1 one fails, 2 there is no file, or a broken one
 """,
@@ -384,7 +384,8 @@ COMMANDS = {row.name: Command(row.function, row.options, row.text, group) for ro
 _INSTEAD = {
     "tree MODEL": "show layers", "tree MODEL --style torchinfo": "summary", "tree MODEL --style torch": "print",
     "tree MODEL --interactive": "explore", "count MODEL": "params parameters info size stats",
-    "flops MODEL": "macs flop thop calflops", "estimate MODEL": "memory mem train", "estimate MODEL --gpu t4": "vram",
+    "count MODEL --shapes": "shapes shape", "flops MODEL": "macs flop thop calflops",
+    "estimate MODEL": "memory mem train", "estimate MODEL --gpu t4": "vram",
     "estimate MODEL --mode inference": "infer inference predict eval evaluate", "plan MODEL --gpu t4": "recompute",
     "estimate MODEL --lengths FILE": "lengths", "run SCRIPT": "dry-run launch", "presets": "list ls models",
     "fit MODEL --gpu t4": "batch max-batch largest-batch find-batch-size tune", "diff MODEL MODEL": "compare",

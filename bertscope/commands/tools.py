@@ -127,16 +127,26 @@ def _collect_after_torch(names: list[str]) -> None:
 
 
 def _record(call: CommandLine) -> None:
-    """Append the current counts to the file in --write; its content stays."""
-    path = call.write_to
-    if call.fmt != "text" or str(path).startswith("-"):
-        raise SourceError("--write takes one FILE, directly after it, and --allow-code; run 'bertscope check' apart")
+    """Append the current counts to the file in --write; its content stays, and a new file names the model in FILES."""
+    path, models = call.write_to, call.files or ()
+    if call.fmt != "text" or str(path).startswith("-") or len(models) > 1:
+        raise SourceError(
+            "--write takes one FILE, directly after it, and for a new one a model; run 'bertscope check' separately"
+        )
     if path.suffix == ".json":
         raise SourceError(f"{path} is a model; {expectations.of_model(path)}")
-    if not path.exists():
-        raise SourceError(f"No such file: {path}; write 'model: bert-base-uncased' or another into it first")
-    if expectations.is_expectation_file(path):
-        model = expectations.read_expectation_file(path, allow_code=call.allow_code)
+    if path.exists() and models:
+        raise SourceError(f"{path} exists; name a new file, or leave {models[0]} out to add counts to this one")
+    if not path.exists() and not models:
+        raise SourceError(f"No such file: {path}; {expectations.of_model('NAME')} into a new one")
+    if models and not expectations.is_expectation_file(path):
+        raise SourceError(f"{path.name}: the name of a new file must end in {expectations.SUFFIXES[0]}")
+    is_path = models and os.path.exists(models[0]) and models[0] not in preset_paths()
+    name = os.path.relpath(models[0], path.parent) if is_path else "".join(models)
+    keys = {"model": name, "architecture": name and call.architecture}
+    text = "".join(f"{key}: {expectations.yaml_name(value)}\n" for key, value in keys.items() if value)
+    if models or expectations.is_expectation_file(path):
+        model = expectations.read_expectation_file(path, allow_code=call.allow_code, text=text)
     else:
         preset = read_preset(path)
         model = expectations.ExpectedModel(name=preset.name, source=preset, path=path, expected=preset.expected)
@@ -147,8 +157,10 @@ def _record(call: CommandLine) -> None:
         )
     from bertscope.analyses.check import expected_block
 
-    with open_file(path, "name an expectation file") as file:
-        content = file.read()
+    content = text.encode()
+    if not models:
+        with open_file(path, "name an expectation file") as file:
+            content = file.read()
     newline = b"\r\n" if b"\r\n" in content else b"\n"
     content += b"" if content.endswith(b"\n") else newline
     content += expected_block(model).encode().replace(b"\n", newline)
@@ -162,7 +174,7 @@ def _record(call: CommandLine) -> None:
     if len(content) > MAX_YAML_BYTES:
         raise SourceError(f"{path} has no room for the counts: {MAX_YAML_BYTES >> 10} KiB are the most; shorten it")
     write_file(path, content)
-    note(f"added the current counts to {path}")
+    note(f"wrote the current counts to {path}")
 
 
 def schema(call: CommandLine) -> None:

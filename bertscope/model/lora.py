@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bertscope.config import ALL_LINEAR, BertConfig, Lora
-from bertscope.errors import ConfigError, suggestion
+from bertscope.errors import ConfigError
 from bertscope.model.bert import BertPreTrainedModel
 
 ADAPTER = "default"  # peft's name for the first adapter
@@ -122,28 +122,25 @@ def _inject(model: BertPreTrainedModel, lora: Lora) -> None:
     targets = set(lora.target or ())
     targets = targets - {ALL_LINEAR} | (linear if ALL_LINEAR in targets else set())
     ends = {end for path in paths.values() for end in _ends(path)}
+    owner, choose = type(model).__name__, f"choose from {', '.join(sorted(linear))} and {ALL_LINEAR}"
     for name in sorted(targets - ends):
-        hint = suggestion(name, {*linear, ALL_LINEAR})
-        raise ConfigError(f"lora target {name!r} matches no module; {hint}", field="target")
+        raise ConfigError(f"{owner} has no module {name!r} to adapt; {choose}", field="target")
     for name in lora.save:
         if not any(path.endswith(name) for path in paths.values()):
-            hint = suggestion(name, (path for path, _ in model.named_children()))
-            raise ConfigError(f"lora save {name!r} matches no module; {hint}", field="save")
+            known = ", ".join(path for path, _ in model.named_children())
+            raise ConfigError(f"{owner} has no module {name!r} to save; choose from {known}", field="save")
 
     def replace_in(parent: nn.Module) -> None:
         for name, module in list(parent.named_children()):
             path = paths[module]
             if path.endswith(lora.save):
                 if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-                    raise ConfigError(f"lora save names {path}, a list of modules; name those inside it", field="save")
+                    raise ConfigError(f"{path} is a list of modules; name those inside it", field="save")
                 setattr(parent, name, ModulesToSaveWrapper(module))
             elif not targets.isdisjoint(_ends(path)):
                 if not isinstance(module, nn.Linear):
-                    raise ConfigError(
-                        f"lora target {path} is no Linear layer but of the class {type(module).__name__}; these can be "
-                        f"adapted: {', '.join(sorted(linear))}",
-                        field="target",
-                    )
+                    kind = type(module).__name__
+                    raise ConfigError(f"{path} is of class {kind}, and adapters need a linear layer; {choose}", field="target")
                 setattr(parent, name, LoraLinear(module, lora))
             else:
                 replace_in(module)

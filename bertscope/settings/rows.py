@@ -40,6 +40,12 @@ class CodeName(str):
     __slots__ = ()
 
 
+class TypedName(str):
+    """A model's name as a Python call gave it, which the next call in a report repeats."""
+
+    __slots__ = ()
+
+
 class CodeObject(str):
     """A text for an object of the caller's program, which is its `value`: an optimizer, or a function as loss.
 
@@ -230,8 +236,10 @@ class Row(Record):
             older = ", or 'autocast-fp16' on a GPU older than Ampere" * is_any
             raise SettingError(f"{self.form} has no value {quoted(value)}; did you mean {near!r}{older}?", [self.name])
         is_grid = isinstance(value, str) and "," in value.strip(",") and self.section != "measurement"
-        grid = f"; '{name_of('bertscope sweep')}' estimates a grid of several values" * is_grid
-        raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}{grid}", [self.name])
+        remedy = f"; '{name_of('bertscope sweep')}' estimates a grid of several values" * is_grid
+        renamed = RENAMED.get(str(value).lower().replace("-", "_"), "") if self.choices else ""
+        remedy += f"; use {renamed}" * (renamed.startswith("{") and not renamed.startswith("{checkpointing}"))
+        raise SettingError(f"{self.form} takes {self.takes}; got {quoted(value)}{remedy}", [self.name])
 
     def unmet(self, values: Mapping[str, Any]) -> str:
         """Return another setting whose value leaves this one without effect; an empty text if there is none."""
@@ -248,7 +256,8 @@ _CALLED = {
     "{device} cuda": "cuda use_cuda", "{mode} inference": "infer inference eval predict no_grad use_cache kv_cache",
     "{expandable_segments}": "alloc_conf", "{sandbox}": "unsandboxed", "{input}": "inputs",
     "{batch} and {seq}, or {input} NAME=SHAPE:DTYPE": "input_size",
-    "{dropout}": "no_dropout", "{architecture}": "head model_class", "{budget}": "memory vram gpu_memory max_memory",
+    "{dropout}": "no_dropout", "{architecture}": "head model_class",
+    "{architecture} BertForSequenceClassification": "task", "{budget}": "memory vram gpu_memory max_memory",
     "{fmt} json": "json", "{fmt} csv": "csv", "{fmt} markdown": "markdown md",
     "{attention}": "attn attn_implementation attention_implementation",
     "{seq}": "max_length max_seq_length max_seq_len seq_len seq_length sequence_length sequence_len context_length ctx "
@@ -262,14 +271,16 @@ _CALLED = {
     "{world_size}": "num_gpus n_gpus ngpus nproc_per_node num_processes devices num_devices",
     "{strategy} fsdp": "fsdp fsdp2 use_fsdp full_shard zero3",
     "{strategy} ddp": "ddp", "{strategy} zero1": "deepspeed", "{strategy} zero1, or fsdp for ZeRO 3": "zero zero_stage",
-    "{quantize} int8": "load_in_8bit int8", "{quantize} nf4": "load_in_4bit 4bit qlora use_4bit",
+    "{quantize} int8": "load_in_8bit int8", "{quantize} nf4": "load_in_4bit 4bit qlora use_4bit nf4",
+    "{quantize} fp4": "fp4",
     "{strategy} tp": "tensor_parallel tensor_parallel_size tp_size tp",
     "{lora} r=8,target=query+value": "use_lora peft adapter lora_r lora_rank lora_alpha lora_target_modules",
     "{batch_total}": "global_batch_size total_batch_size", "{clip_grad_norm}": "max_grad_norm gradient_clipping",
     "{freeze} embeddings": "freeze_embeddings", "{offload_optimizer} or {offload_activations}": "offload cpu_offload",
     "no number depends on it": "lr learning_rate epochs num_epochs num_train_epochs max_steps warmup warmup_steps "
                                  "warmup_ratio data dataset seed lr_scheduler_type num_workers save_steps",
-    "it is in MODEL, a preset or a config.json": "config hidden_size layers num_layers num_hidden_layers vocab_size",
+    "set it in MODEL's config.json or preset": "config hidden_size layers num_layers num_hidden_layers num_labels "
+                                               "num_classes vocab_size",
     "it is not modelled": "fp8 packing sample_packing pp pipeline_parallel pipeline_parallel_size",
 }  # fmt: skip
 RENAMED = {word: text for text, words in _CALLED.items() for word in words.split()}

@@ -230,7 +230,12 @@ class BertSource(ModelSource):
         model = build(self.config, self.architecture, add_pooling_layer=self.add_pooling_layer, device=device)
         if self.uses_transformers_masks:
             model.base_model.uses_transformers_masks = True
-        return PeftModel(model, self.lora) if self.lora else model
+        try:
+            return PeftModel(model, self.lora) if self.lora else model
+        except ConfigError as error:
+            names = "+".join(getattr(self.lora, error.field))
+            option = "" if self.lora_where else f"{name_of('lora')} {error.field}={names}: "
+            raise ConfigError(f"{option}{error.message.marked}", where=self.lora_where, field=error.field) from None
 
     def to_data(self) -> dict[str, Any]:
         if callable(self.config.hidden_act):

@@ -58,8 +58,7 @@ class ExpectedModel(Record):
 
 def of_model(name: str | os.PathLike[str]) -> str:
     """Return how to write a first file of expectations about a model."""
-    file = "models.bertscope.yaml"
-    return f"write 'model: {name}' into {file}, then 'bertscope check --write {file}' adds its counts"
+    return f"'bertscope check --write models.bertscope.yaml {shlex.quote(str(name))}' writes its counts"
 
 
 def is_expectation_file(name: str | os.PathLike[str]) -> bool:
@@ -67,12 +66,13 @@ def is_expectation_file(name: str | os.PathLike[str]) -> bool:
     return os.fspath(name).lower().endswith(SUFFIXES)
 
 
-def read_expectation_file(path: Path, *, allow_code: bool = False) -> ExpectedModel:
+def read_expectation_file(path: Path, *, allow_code: bool = False, text: str = "") -> ExpectedModel:
     """Return the model in the file with its expected values; it is not built, and no code is imported.
 
-    Raises ConfigError or SourceError with file and line, also for `module:attribute` without `allow_code`.
+    `text` is what the file will have. Raises ConfigError or SourceError with file and line, also for
+    `module:attribute` without `allow_code`.
     """
-    entries = read_mapping(path)
+    entries = read_yaml(text, path) if text else read_mapping(path)
     name = path.name.rpartition(".")[0].rpartition(".")[0] if is_expectation_file(path) else path.stem
     if "config" in entries and "model" not in entries:
         preset = preset_of(entries, path, allow_code=allow_code)

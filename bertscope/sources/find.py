@@ -30,7 +30,7 @@ from bertscope.errors import (
 )
 from bertscope.files import open_file, read_json, read_mapping, read_text, readable
 from bertscope.frozen import Record
-from bertscope.settings.rows import NO_PERMIT, CodeName, is_code
+from bertscope.settings.rows import NO_PERMIT, CodeName, TypedName, is_code
 from bertscope.settings.training import loss_parts
 from bertscope.sources.adapters import ADAPTER_CONFIG, TYPE, base_of, read_adapter
 from bertscope.sources.bert import (
@@ -202,6 +202,7 @@ def source_of(model: Any, *, name: str | None = None, inputs: Any = None) -> Mod
         source: ModelSource = model
     elif isinstance(model, (str, os.PathLike)):
         source = _find(CodeName(os.fspath(model)), download=False)
+        source = replace(source, name=TypedName(source.name)) if source.name == model else source
     elif isinstance(model, BertConfig):
         source = BertSource.of(model, model.architectures[0] if model.architectures else "bert")
     else:

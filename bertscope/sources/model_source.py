@@ -73,6 +73,7 @@ class ModelSource(Record):
     # The adapters that peft adds: names and values as in an adapter_config.json, and what reports show of them.
     adapter: Mapping[str, Any] = field(default_factory=dict, hash=False)
     lora: Lora | str | None = None
+    lora_where: str = field(default="", compare=False)  # `file:line` of the adapters' targets, if a file names them
 
     has_own_dtypes = False  # True: the user's code chooses the parameters' dtypes, which then stay as built
 
@@ -134,7 +135,8 @@ class ModelSource(Record):
             names = ", ".join(linear)[:200]
             return f"; write target={ALL_LINEAR}, or target= with some of its linear layers: {names}" if linear else ""
 
-        what = f"{self.name}: peft {peft.__version__} cannot add these adapters"
+        adapters = f"the adapters in {self.lora_where}" if self.lora_where else "these adapters"
+        what = f"{self.name}: peft {peft.__version__} cannot add {adapters}"
         with self.confined():
             model = self._built(device, make, what, remedy)
         model.lora = self.lora

@@ -194,6 +194,14 @@ def read_training_file(path: Path | str | TrainingArguments) -> TrainingFile:
     return _read(entries, form, path)
 
 
+def place_of_adapters(file: TrainingFile) -> str:
+    """Return `file:line` of the adapters' targets, or the file's path where no line is known."""
+    with suppress(BertscopeError):
+        targets = (entry for key, entry in read_mapping(Path(file.path)).items() if _LORA_NAMES.get(key) == "target")
+        return next((entry.where for entry in targets), file.path)
+    return file.path
+
+
 def _read(entries: Entries, form: _Format, path: Path) -> TrainingFile:
     values = form.usual | {form.renamed.get(key, key): value for key, value in entries.plain().items()}
     fields: Fields = dict(form.fields)

@@ -375,9 +375,6 @@ class Recorder(DispatchMode):
             return device_of_fake
         kwargs = kwargs or {}
         device = self.device
-        if _is_composite(operator):  # as it is below autograd: in inference mode, in the dispatch of DTensor
-            with self:
-                return (_linear if operator is _LINEAR else operator.decompose)(*args, **kwargs)
         if not device.takes(operator, args, kwargs):
             return device.elsewhere(operator, args, kwargs)
         if operator is torch.ops.aten._local_scalar_dense.default:
@@ -389,6 +386,9 @@ class Recorder(DispatchMode):
 
     def _recorded(self, operator: Any, args: Any, kwargs: Any) -> Any:
         device = self.device
+        if _is_composite(operator):  # as it is below autograd, in the dispatch of a subclass such as DTensor
+            with self:
+                return (_linear if operator is _LINEAR else operator.decompose)(*args, **kwargs)
         summed = storage_key(args[0]) if self._sums_in_place(operator, args) else None
         if self.phase == OPTIMIZER:
             self.owner = self._owner(args[0], self.owner) if args and isinstance(args[0], torch.Tensor) else ""

@@ -38,6 +38,7 @@ class Column(Record, kw_only=False):
     missing: str = ""  # what it shows of a row that has no value
     is_verdict: bool = False  # its cells have the colour of their first word
     is_wide: int = 0  # above 0 it is left out where a line has no room for it, the highest number first
+    text_among: Callable[[Sequence[Any]], Callable[[Any], str]] | None = None  # the text, in one unit for all rows
 
     def of(self, path: str | Read, missing: str = "") -> Column:
         """Return this column for rows that contain its row at a path; `missing` is shown where all values are None."""
@@ -51,7 +52,16 @@ class Column(Record, kw_only=False):
         def value(read: Read, row: Any) -> Any:
             return None if (inside := inner(row)) is None else read(inside)
 
-        return replace(self, text=text, missing=missing, csv={name: partial(value, read) for name, read in csv.items()})
+        def text_among(rows: Sequence[Any]) -> Callable[[Any], str]:
+            return self.among([inside for row in rows if (inside := inner(row)) is not None]).of(path, missing).text
+
+        outer = {name: partial(value, read) for name, read in csv.items()}
+        among = text_among if self.text_among else None
+        return replace(self, text=text, missing=missing, csv=outer, text_among=among)
+
+    def among(self, rows: Sequence[Any]) -> Column:
+        """Return this column for a table with these rows."""
+        return replace(self, text=self.text_among(rows), text_among=None) if self.text_among else self
 
 
 def reader(path: str | Read) -> Read:
@@ -139,7 +149,7 @@ def shown_columns(columns: Iterable[Column], rows: Sequence[Any]) -> list[Column
     def has_text(column: Column) -> bool:
         return not rows or any(column.text(row) not in ("", column.missing) for row in rows)
 
-    return [column for column in columns if column.shown and has_text(column)]
+    return [column.among(rows) for column in columns if column.shown and has_text(column)]
 
 
 def markdown_text(columns: Sequence[Column], rows: Sequence[Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from bertscope.errors import assigned, named
 from bertscope.frozen import Record
+from bertscope.settings.rows import TypedName
 from bertscope.units import decimal, visible
 
 _NARROWEST = 30  # below it a number would lose digits; the terminal wraps instead
@@ -63,17 +64,24 @@ def asked_by(command_of: CommandOf) -> AbstractContextManager[None]:
     return assigned(_command_of, command_of)
 
 
-def command_text(name: str, changes: Mapping[str, Any], keywords: Mapping[str, Any], python: str = "") -> str:
+def command_text(
+    name: str, changes: Mapping[str, Any], keywords: Mapping[str, Any], python: str = "", model: str = ""
+) -> str:
     """Return a further command with the options that were typed and changes; in Python a call with the keywords.
 
-    A change to None leaves an option out. `python` is other code than the call.
+    A change to None leaves an option out. `python` is other code than the call; `model` is the name in a report.
     """
     if (command_of := _command_of.get()) is not None:
         return command_of(name, changes)
     if python:
         return python
-    arguments = {key: value for key, value in {**keywords, **changes}.items() if value is not None}
-    return f"bertscope.{name}({', '.join(['model', *(f'{key}={value!r}' for key, value in arguments.items())])})"
+    settings = (f"{key}={value!r}" for key, value in {**keywords, **changes}.items() if value is not None)
+    return f"bertscope.{name}({', '.join([model_code(model), *settings])})"
+
+
+def model_code(name: str) -> str:
+    """Return a report's model for a call: its name if a call gave that, else a variable."""
+    return repr(name) if isinstance(name, TypedName) else "model"
 
 
 def lists_all() -> str:

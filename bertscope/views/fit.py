@@ -89,7 +89,7 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
     time, batch = (step.step_time(row.cost), 1), count_text(report.asked_batch or row.batch or 1)
     if row.answer == YES and report.asked_batch:
         need = f"{step.share_of(row.cost.gpu_bytes, row.cost.limit_bytes or 0)}{step.in_evaluation(row.cost)}"
-        return f"Yes: batch {batch} fits {on}", (f"{precision} {how}", 3), (f" ({need})", 2), time
+        return f"Yes: batch {batch} fits {on}{precision}", (f" {how}", 3), (f" ({need})", 2), time
     if row.batch and not report.asked_batch:
         same = [one for one in report.rows if (one.precision, one.seq) == (row.precision, row.seq)]
         plain = next((one for one in same if one.checkpointing == NONE), row)
@@ -101,18 +101,18 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
         if plain is row and report.run.mode == INFERENCE:
             how = f", {count_text(row.batch * row.seq)} tokens"
         capacity = (f" ({bytes_text(row.cost.limit_bytes or 0)})" * bool(report.gpu), 1)
-        return f"Largest batch {on}", capacity, (precision, 2), ": ", *first, batch, (exact, 3), how, time
+        return f"Largest batch {on}", capacity, f"{precision}: ", *first, batch, (exact, 3), how, time
     if not report.asked_batch:
         start = "Not certain: batch 1 may fit" if row.answer == UNCERTAIN else "Not even batch 1 fits"
-        return f"{start} {on}", (f"{precision} {how}", 3), f": it {need}"
+        return f"{start} {on}{precision}", (f" {how}", 3), f": it {need}"
     best = max((one for one in report.rows if one.seq == row.seq), key=attrgetter("largest_batch"))
     best_how = f"{f' in {step.precision_name(best.precision)}' * several} {with_checkpointing(best.checkpointing)}"
     fits = f"{count_text(best.largest_batch)} fits" if best.largest_batch else "not even batch 1 fits"
     best_how *= best.largest_batch > 0 and best is not row
     if row.answer == UNCERTAIN:
-        return f"Not certain: batch {batch} may fit {on}", (f"{precision} {how}", 3), f"; {fits}", (best_how, 4)
+        return f"Not certain: batch {batch} may fit {on}{precision}", (f" {how}", 3), f"; {fits}", (best_how, 4)
     limit = (f" than the {bytes_text(row.cost.limit_bytes or 0)}" * bool(report.gpu), 1)
-    return f"No: batch {batch} {need}", limit, f" {on}", (f"{precision} {how}", 3), f"; {fits}", (best_how, 4)
+    return f"No: batch {batch} {need}", limit, f" {on}{precision}", (f" {how}", 3), f"; {fits}", (best_how, 4)
 
 
 def _exactly(word: str, row: FitRow) -> str:
@@ -147,7 +147,7 @@ def _tip(report: FitReport) -> str:
         name, why = "plan", "find the cheapest checkpointing for a batch in between"
         changes["batch"] = 2 * plain
     elif row.checkpointing != NONE and batch_asked:
-        name, why = "plan", "find the cheapest checkpointing with which it fits"
+        name, why = "plan", "find the cheapest checkpointing for this batch"
     elif row.checkpointing != NONE:
         changes["checkpointing"] = row.checkpointing
     return step.next_command(report, name, why, precision=row.precision, seq=row.seq, gpu=gpu, **changes)
@@ -279,7 +279,9 @@ def _settings(report: FitReport) -> str:
     row = _answering_row(report)
     length = [] if report.length_given else [f"seq {count_text(row.seq)}"]
     on_cpu = f"CPU ({named('device')} cuda for a GPU)" * (report.run.device == CPU and not report.gpu)
-    return step.settings_line(report, *length, step.precision_text(report, row.precision), on_cpu)
+    precisions = dict.fromkeys(step.precision_text(report, one.precision) for one in report.rows)
+    shown = (text for text in precisions if len(precisions) == 1 or "(" in text)  # the answer names one of several
+    return step.settings_line(report, *length, *shown, on_cpu)
 
 
 def _compared_settings(reports: Sequence[FitReport]) -> str:

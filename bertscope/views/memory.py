@@ -182,7 +182,7 @@ def _comparison(variants: Sequence[Variant], on: str) -> list[step.Fact]:
     before, after = (variant.cost.peak_bytes if variant.cost else 0 for variant in variants)
     name = step.strategy_names([step.variant_name(other)])(step.variant_name(other))
     subject = "Checkpointing" if name == "full" else f"{name} checkpointing"
-    facts: list[step.Fact] = [f"{subject} does not help at this batch{on}: all activations are freed at the peak"]
+    facts: list[step.Fact] = [f"{subject} does not help at this batch{on} (all activations are freed at the peak)"]
     if after < before:
         facts = [f"{subject} saves {bytes_text(before - after)} ({100 * (before - after) / before:.1f} %){on}"]
     elif after > before:

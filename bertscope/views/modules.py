@@ -15,7 +15,7 @@ from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeRe
 from bertscope.settings.checkpointing import NONE
 from bertscope.units import bytes_text, count_text, counted, shape_text, share_text, tensors_text
 from bertscope.views.columns import Column, attribute, copies_text, csv_only, number, values
-from bertscope.views.console import Target, command_text, wrapped
+from bertscope.views.console import Target, command_text, model_code, wrapped
 from bertscope.views.footer import footer, title
 from bertscope.views.views import Compared, Table, View
 
@@ -128,8 +128,8 @@ def _next(report: Any, name: str, why: str, **changes: Any) -> str:
     python = ""
     if report.subject.implementation is None:
         keywords = [f", {key}={value!r}" for key, value in changes.items() if value is not None and key != "shapes"]
-        python = f"bertscope.{name}(model, inputs=inputs{''.join(keywords)})"
-    command = command_text(name, changes, {}, python)
+        python = f"bertscope.{name}({model_code(report.subject.name)}, inputs=inputs{''.join(keywords)})"
+    command = command_text(name, changes, {}, python, report.subject.name)
     return f"{why}\n  {command}" if command else ""
 
 

@@ -33,7 +33,7 @@ from bertscope.units import (
     visible,
 )
 from bertscope.views import step
-from bertscope.views.columns import Column, csv_only, values
+from bertscope.views.columns import Column, csv_only, listed, values
 from bertscope.views.console import Target
 from bertscope.views.page.templating import filled, markup
 from bertscope.views.timeline import Chart
@@ -73,7 +73,7 @@ def product_role(product: PlanOperator) -> str:
 
 
 def label(row: PlanRow) -> str:
-    """Return a plan in words: `save FFN-down; FFN-up (last 4 of 24)`."""
+    """Return a plan in words: `save FFN-down; FFN-up (last 4 of 24 layers)`."""
     if not row.lists:
         return "no checkpointing"
     if all(len(item.recomputed) == item.layers for item in row.lists):
@@ -98,17 +98,17 @@ def _saved_words(lists: Sequence[PlanList]) -> str:
     by_count = {size: _joined(product for product, item in counts.items() if item == size) for size in sizes}
     whole, not_all = by_count.pop(layers, ""), _joined(product for product, item in counts.items() if item < layers)
     if list(counts.values()).count(layers) > max(len(counts) // 2, _MOST_NAMED - 1):
-        whole = f"all products but {not_all}" if not_all else "all products"
+        whole = f"all matrix products except {not_all}" if not_all else "all matrix products"
     by_count.pop(0, None)
-    texts = [whole, *(f"{names} (last {count} of {layers})" for count, names in by_count.items())]
+    texts = [whole, *(f"{names} (last {count} of {layers} layers)" for count, names in by_count.items())]
     if not_recomputed := lists[0].layers - layers:
-        texts.append(f"all of the last {f'{not_recomputed} layers' if not_recomputed > 1 else 'layer'}")
+        texts.append(f"everything in the last {f'{not_recomputed} layers' if not_recomputed > 1 else 'layer'}")
     return "; ".join(filter(None, texts)) or "no product"
 
 
 def _short(row: PlanRow, limit: int) -> str:
     """Return a plan in words, or the kind of one whose words are below the table."""
-    text = label(row)
+    text = label(row).replace(" layers)", ")")
     return text if len(text) <= limit else {"full checkpointing": "full", "no checkpointing": "none"}.get(text, _BELOW)
 
 
@@ -121,12 +121,14 @@ def _lines(report: PlanReport, target: Target | None = None) -> list[tuple[str, 
 
 
 def _joined(products: Iterable[PlanOperator]) -> str:
-    return ", ".join(dict.fromkeys(map(product_role, products)))
+    roles = dict.fromkeys(map(product_role, products))
+    return listed(roles) if roles else ""
 
 
 def share(row: PlanRow) -> str:
-    """Return the share of the layers' forward pass that is recomputed."""
-    return f"{100 * row.recompute_share:.0f} %"
+    """Return the share of the layers' FLOPs in matrix products that is recomputed."""
+    is_little = 0 < row.recompute_share < 0.005
+    return "under 1 %" if is_little else f"{100 * row.recompute_share:.0f} %"
 
 
 def verdict(report: PlanReport) -> str:
@@ -146,10 +148,12 @@ def verdict(report: PlanReport) -> str:
     changes = f" with {_changed(row)}{effect}" if row.changes else ""
     changes += ", without a change" * bool(report.may_change and not row.changes)
     logits = "the logits" * ("loss_chunks" in row.changes)
-    recomputed = f", recomputing {share(row) if row.lists else logits or 'nothing'}"
-    of_layers = (" of layer FLOPs" * bool(row.lists), 2)
+    recomputed = f", recomputing {share(row) if row.recompute_share else logits or 'nothing'}"
+    of_layers = (" of layer FLOPs" * bool(row.recompute_share), 2)
+    if row.lists and not row.recompute_share:
+        recomputed = ", recomputing no matrix products"
     need = (f": {step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}", 5)
-    more = (f" and {logits}" * bool(row.lists and logits), 2)
+    more = (f" and {logits}" * bool(row.recompute_share and logits), 2)
     costs = ", without clipping" * ("step_in_backward" in row.changes)
     costs += f", copying {step.copied_text(row.cost.copied_bytes)}" if row.cost.copied_bytes else ""
     return step.line_of(f"Fits {short_on}", (size, 3), changes, need, (recomputed, 4), of_layers, more, costs, time)
@@ -185,8 +189,9 @@ def columns(report: PlanReport) -> list[Column]:
 
 
 def _changed(row: PlanRow) -> str:
-    """Return what a plan changes in the words of --may-change: `8bit, lora, loss-chunks`."""
+    """Return what a plan changes in the words of --may-change, or the precision: `8bit, lora, autocast-fp16`."""
     known = {optimizer: word for word, optimizer in LEANER.items()} | {word: word for word in QUANTIZING}
+    known |= {precision: precision for precision in [row.changes.get("precision")] if precision}
     return ", ".join(known.get(value, name.replace("_", "-")) for name, value in row.changes.items()) or "-"
 
 

@@ -28,10 +28,11 @@ _UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 WIDE, VERBOSE = 1, 2  # a column that is left out of a wide table without -v; one that every table leaves out
 
 
-def time_text(span: TimeRange) -> str:
-    """Return a time with three digits, or a range with two: `2.05 h`, `66 to 140 ms`."""
-    least = 0.1 if span.low_seconds < min(span.high_seconds, 1.0) else 1.0  # ranges of one table have one unit
-    unit, seconds = next((row for row in _UNITS if span.low_seconds >= least * row[1]), _UNITS[-1])
+def time_text(span: TimeRange, spans: Iterable[TimeRange] = ()) -> str:
+    """Return a time with three digits, or a range with two: `2.05 h`, `66 to 140 ms`; in one unit with other spans."""
+    low = min((other.low_seconds for other in spans), default=span.low_seconds)
+    least = 0.1 if low < min(span.high_seconds, 1.0) else 1.0
+    unit, seconds = next((row for row in _UNITS if low >= least * row[1]), _UNITS[-1])
     return f"{_digits(span.low_seconds / seconds, span.high_seconds / seconds)} {unit}"
 
 
@@ -103,6 +104,15 @@ def copied_text(size: int) -> str:
     return f"{bytes_text(size)} ({time_text(TimeRange.of_copies(size))})"
 
 
+def _time_column(title: str, name: str) -> Column:
+    def text_among(rows: Sequence[Any]) -> Callable[[Any], str]:
+        spans = [span for row in rows if (span := getattr(row, name)) is not None]
+        return number(title, name, partial(time_text, spans=spans)).text
+
+    ends = [f"{name}.low_seconds", f"{name}.high_seconds"]
+    return replace(number(title, name, time_text, csv=ends), text_among=text_among).of("time")
+
+
 PEAK = "peak"  # the title of a column
 # A cell whose value is None is empty, and a column without any value is not shown.
 COST_COLUMNS = (
@@ -117,11 +127,11 @@ COST_COLUMNS = (
     number("copied in a step", "copied_bytes", copied_text, detail=WIDE),
     number("extra FLOPs", "extra_flops", lambda share: f"{100 * share:+.1f} %", detail=WIDE),
     number("step FLOPs", "step_flops", flops_text, csv=["step_flops", "recompute_flops"], detail=WIDE),
-    number("step time", "step", time_text, of="time", csv=["step.low_seconds", "step.high_seconds"]),
+    _time_column("step time", "step"),
     number("tokens per second", "tokens_per_second", "{:,.0f}".format, of="time"),
     number("MFU", "mfu", share_text, of="time"),
-    number("time of an epoch", "epoch", time_text, of="time", csv=["epoch.low_seconds", "epoch.high_seconds"]),
-    Column("cost of an epoch", money_text, values("epoch_cost_low", "epoch_cost_high", "hour_price")
+    _time_column("epoch time", "epoch"),
+    Column("epoch cost", money_text, values("epoch_cost_low", "epoch_cost_high", "hour_price")
            | {"currency": lambda time: time.currency or None}, right=True).of("time"),
 )  # fmt: skip
 
@@ -226,7 +236,7 @@ def next_command(report: Any, name: str, why: str, python: str = "", /, **change
     limits = {"gpu": report.gpu.name} if report.gpu else {"budget": limit} if has_limit else {}
     of_gpu = ("device", "sdpa_kernel") if limits else ()
     run = {key: value for key, value in changed(report.run).items() if key not in of_gpu}
-    return f"{why}\n  {command_text(name, changes, run | limits, python)}"
+    return f"{why}\n  {command_text(name, changes, run | limits, python, report.subject.name)}"
 
 
 def micro_batches(report: Any, batch: int, **changes: Any) -> str:

@@ -11,7 +11,7 @@ from bertscope.reports.why import MESSAGE, OOM, PEAK, TEXT, WhyFinding, WhyRepor
 from bertscope.settings.generate import changed, row_words
 from bertscope.units import bytes_text
 from bertscope.views.columns import attribute, number
-from bertscope.views.console import Target, command_text
+from bertscope.views.console import Target, command_text, model_code
 from bertscope.views.footer import note_text
 from bertscope.views.step import next_command, part_name, precision_text, share_of, sizes
 from bertscope.views.timeline import COLORS, Chart
@@ -277,7 +277,8 @@ def _tip(report: WhyReport) -> str:
         return "nvidia-smi" if key in ("why_other", "why_free") else ""
     if run is not None:
         changes = {"file": "snapshot.pickle"}
-        command = command_text("why", changes, {}, "bertscope.why('snapshot.pickle', model)")
+        model = model_code(report.subject.name if report.subject else "")
+        command = command_text("why", changes, {}, f"bertscope.why('snapshot.pickle', {model})")
         return f"record a memory snapshot (help of '{named('bertscope why')}')\n  {command}"
     changes = {"file": "oom.log"} if report.name == TEXT else {}
     names = ["batch", "seq", *["eval_batch", "eval_samples"] * (report.phase == "evaluation")]

@@ -177,7 +177,7 @@ def test_a_folder_without_expectation_files_is_an_error_that_says_how_to_write_o
     result = cli("check", *words)
     assert (result.code, result.out) == (2, "")
     folder = tmp_path / (words or (".",))[0]
-    assert result.err.startswith(f"error: no *.bertscope.yaml at or below {folder}; write 'model: NAME' into models.b")
+    assert result.err.startswith(f"error: no *.bertscope.yaml at or below {folder}; 'bertscope check --write models.b")
     assert "--presets" in result.err
     assert cli("check", *words, "--format", "github").out.startswith("::error title=bertscope check,file=")
 

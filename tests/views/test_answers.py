@@ -176,6 +176,7 @@ def test_the_next_command_of_a_report_on_modules_runs(cli, tmp_path, monkeypatch
 
 def test_the_next_call_in_python_names_the_inputs_of_a_module():
     model, inputs = torch.nn.Linear(3, 4), torch.ones(2, 3)
+    assert "bertscope.estimate('bert-tiny')" in str(bertscope.count("bert-tiny"))  # the name that the call gave
     reports = bertscope.count(model), bertscope.tree(model), bertscope.flops(model, inputs)
     for report in (*reports, bertscope.tree(model, inputs=inputs)):
         code = str(report).rpartition("\n  ")[2]

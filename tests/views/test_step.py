@@ -170,6 +170,13 @@ def test_a_time_has_three_digits_and_a_range_two(low, high, text):
     assert time_text(TimeRange(low_seconds=low, high_seconds=high)) == text
 
 
+def test_the_times_of_a_column_have_one_unit():
+    spans = [TimeRange(low_seconds=low, high_seconds=high) for low, high in ((200, 420), (9000, 18_000))]
+    costs = [replace(FITS, time=StepTime(step=spans[0], epoch=epoch)) for epoch in spans]
+    column = next(column for column in step.COST_COLUMNS if column.title == "epoch time").among([*costs, FITS])
+    assert [column.text(cost) for cost in (*costs, FITS)] == ["3.3 to 7 min", "150 to 300 min", ""]
+
+
 def test_two_strategies_of_a_table_never_have_the_same_name():
     start = "save:encoder.layer=addmm.0-3+addmm.5+bmm.0-1+mul.3@0"
     found = [f"{start}-{layers}" for layers in (1, 2)] + ["save:a.layer=mm.0", "save:b.layer=mm.0", "save:mm.1", "none"]

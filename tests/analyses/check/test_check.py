@@ -65,9 +65,20 @@ def test_a_file_that_expects_nothing_is_no_pass(cli, preset):
 def test_write_records_counts_that_hold_and_keeps_the_rest_of_the_file(cli, preset):
     whole = preset.read_text()
     preset.write_text(whole.partition("expected:")[0].rstrip())
-    assert cli("check", "--write", "mine.yaml").err == "note: added the current counts to mine.yaml\n"
+    assert cli("check", "--write", "mine.yaml").err == "note: wrote the current counts to mine.yaml\n"
     assert preset.read_text() == whole
     assert cli("check", "mine.yaml").code == 0
+
+
+def test_write_makes_a_new_file_that_names_its_model(cli, tmp_path, monkeypatch):
+    (tmp_path / "bert.json").write_text('{"model_type": "bert", "num_hidden_layers": 1}')
+    (tmp_path / "ci").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert cli("check", "bert.json", "-a", "BertModel", "--write", "ci/a.bertscope.yaml").code == 0
+    assert Path("ci/a.bertscope.yaml").read_text().startswith('model: "../bert.json"\narchitecture: BertModel\nexpected:')
+    assert cli("check", "bert-tiny", "--write", "b.bertscope.yaml").code == 0
+    assert cli("check").code == 0
+    assert "b.bertscope.yaml exists; name a new file" in cli("check", "bert-tiny", "--write", "b.bertscope.yaml").err
 
 
 def test_write_refuses_a_file_that_expects_something_and_leaves_it_alone(cli, preset):
@@ -94,7 +105,7 @@ def test_a_config_json_is_not_told_to_be_written_into(cli, tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "bert"}')
     for how in ((), ("--write",)):
-        assert f"write 'model: {path}' into models.bertscope.yaml" in cli("check", *how, path).err
+        assert f"'bertscope check --write models.bertscope.yaml {path}'" in cli("check", *how, path).err
     assert "directly after it" in cli("check", "--write", path, "--format", "json").err
 
 
