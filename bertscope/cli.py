@@ -136,7 +136,7 @@ def _usage(error: Any) -> int:
         message = f"{wrong[1]} takes a whole number{low}; got {wrong[2]}"
     elif wrong := re.search(r"'(--?[^']*)' requires an argument", message):
         texts = [_first(row.help) for row in (ctx.command.params if ctx else ()) if wrong[1] in row.opts]
-        message = f"{wrong[1]} lacks a value: {in_a_sentence(texts[0] if texts else 'write it behind the option')}"
+        message = f"{wrong[1]} needs a value: {in_a_sentence(texts[0] if texts else 'write it after the option')}"
     elif wrong := re.search(r"'(--?[^']*)' does not take a value", message):
         message = f"{wrong[1]} takes no value; write {wrong[1]} alone"
     elif wrong := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):

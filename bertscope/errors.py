@@ -239,7 +239,7 @@ def importing(package: str, *prefixes: str) -> Iterator[None]:
         named = [name for name, value in variables.items() if re.search(rf"(?<!\w){re.escape(value)}(?!\w)", said)]
         names = ", ".join(named or variables)
         raise SourceError(
-            f"{package} cannot be imported with this {names} ({type(error).__name__}: {said[:200]}); unset or mend it"
+            f"{package} cannot be imported with this {names} ({type(error).__name__}: {said[:200]}); unset or fix it"
         ) from error
 
 

@@ -163,17 +163,17 @@ def find_gpu(name: str) -> Gpu:
     if wanted in GPUS or len(sizes) == 1:
         return GPUS[wanted if wanted in GPUS else sizes[0]]
     if "," in name:
-        raise SelectionError(f"one GPU is wanted here, and fit takes several; got {name[:40]!r}")
+        raise SelectionError(f"this command takes one GPU, and fit takes several; got {name[:40]!r}")
     if re.fullmatch("[0-9]+", spelling):
         count = f"{name_of('world_size')} {spelling[:9]} is the number of GPUs"
-        raise SelectionError(f"no GPU is known as {name[:40]!r}; give a name such as t4 ({count})")
+        raise SelectionError(f"unknown GPU {name[:40]!r}; give a name such as t4 ({count})")
     budget = f"give 'fit' or 'plan' its memory, {name_of('budget')} 16GiB with {name_of('device')} cuda"
     if re.fullmatch(_TABLE["not_modelled"], wanted):
-        raise SelectionError(f"GPU {name[:40]!r} is not modelled: the allocator and the table are NVIDIA's; {budget}")
+        raise SelectionError(f"GPU {name[:40]!r} is not modelled: only NVIDIA's are; {budget}")
     near = suggestion(wanted, GPUS)  # all GPUs, too many to name, where none is near
     near = near if near.endswith("?") else f"use a name such as t4, or {budget}"
     hint = f"say which: {', '.join(sizes)}" if sizes else near
-    raise SelectionError(f"no GPU is known as {name[:40]!r}; {hint}")
+    raise SelectionError(f"unknown GPU {name[:40]!r}; {hint}")
 
 
 def typed_prices(text: str) -> dict[str, float]:
@@ -182,7 +182,7 @@ def typed_prices(text: str) -> dict[str, float]:
     pairs = [re.fullmatch(pair_form, part, re.ASCII) for part in text.split(",")]
     prices = {find_gpu(pair[1]).name: float(pair[2]) for pair in pairs if pair and float(pair[2])}
     if len(prices) < len(pairs):
-        raise SelectionError(f"prices are such as t4=0.35,l4=0.71, each GPU once, or a YAML file; got {text[:40]!r}")
+        raise SelectionError(f"write prices such as t4=0.35,l4=0.71, each GPU once, or a YAML file; got {text[:40]!r}")
     return prices
 
 

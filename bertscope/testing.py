@@ -36,7 +36,7 @@ def assert_params(model: nn.Module, expected: int, *, over_layers: bool = False,
 
 
 def assert_flops(model: Model, expected: int, inputs: Any = None, **settings: Any) -> None:
-    """Raise AssertionError unless a run has `expected` FLOPs in its matrix products; a multiply-add is 2.
+    """Raise AssertionError unless a run has `expected` FLOPs in its matrix products; a multiply-add counts as 2.
 
     The other arguments are as for `bertscope.flops`: the `inputs` or the `input_size` of a module, or `batch`, `seq`
     and `mode`.

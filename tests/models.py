@@ -82,7 +82,7 @@ class Trap:
     buffers: int = 0
     unknown: tuple[str, ...] = ()
     inputs: torch.Tensor | None = None
-    forward_flops: int = 0  # of matrix products, a multiply-add is 2
+    forward_flops: int = 0  # of matrix products, a multiply-add counts as 2
 
 
 WIDE_2, WIDE_3, IDS = torch.ones(ROWS, 2), torch.ones(ROWS, 3), torch.arange(ROWS)

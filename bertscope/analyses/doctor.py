@@ -51,7 +51,7 @@ def doctor() -> DoctorReport:
     cpu = DeviceRow(name="cpu", description=machine, threads=threads, memory_bytes=machine_bytes())
     gpus = [DeviceRow(threads=None, **gpu) for gpu in answer.get("gpus", ())]
     folder, presets = preset_dir(), preset_paths()
-    missing = "" if presets else f"no preset in {folder}; install bertscope anew"
+    missing = "" if presets else f"no preset in {folder}; reinstall bertscope"
     cache, no_cache = cache_folder()
     sizes = [size for _, size, _ in entries(cache)] if cache else []
     return DoctorReport(

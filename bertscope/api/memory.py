@@ -58,7 +58,7 @@ class ModelRequest:
         least, capable = FLASH_CAPABILITIES.get(kernel, (0, 0)), capability(self.gpu) if self.gpu else None
         if self.gpu and capable and capable < least:
             raise request.error(
-                f"{kernel} runs from compute capability {least[0]}.{least[1]} on, and {self.gpu.name} has {capable[0]}."
+                f"{kernel} needs compute capability {least[0]}.{least[1]}, and {self.gpu.name} has {capable[0]}."
                 f"{capable[1]}; take {name_of('attention')} sdpa, or another {{gpu}}"
             )
         self.prices = read_prices(self.limit.price) if self.limit.price else Prices({})

@@ -117,9 +117,9 @@ def inputs_of(inputs: Any, keywords: GivenInputs, **determined: Any) -> Any:
 
 
 def refuse_tensor(name: str, value: Any) -> None:
-    """Raise SelectionError for a function's second argument that is no text, such as a module's inputs."""
+    """Raise SelectionError for a function's second argument that is not text, such as a module's inputs."""
     if value is not None and not isinstance(value, str):
-        raise SelectionError(f"{name} is a text; got a {type(value).__name__} (inputs=... gives a module's inputs)")
+        raise SelectionError(f"{name} must be text; got a {type(value).__name__} (inputs=... gives a module's inputs)")
 
 
 def only_inputs_of(inputs: Any, keywords: GivenInputs) -> Any:

@@ -220,7 +220,7 @@ class watch:
             self.recording.close()
         self._end()
         self.recorder = self.measured = self.report = None
-        _warn(f"this training is not watched any longer: {type(error).__name__}: {error}")
+        _warn(f"this training is no longer watched: {type(error).__name__}: {error}")
 
     def _end(self) -> None:
         """Take no further part in steps. A hook before others of the optimizer stays: torch goes through them now."""
@@ -372,7 +372,7 @@ class watch:
         if self.save is None or self.report is None:
             return
         if self.device != CUDA:
-            raise SelectionError("a calibration is of a GPU, and this training is on a CPU; leave save out")
+            raise SelectionError("a calibration is for a GPU, and this training is on a CPU; leave save out")
         row, work, path = self.report.variants[0], None, Path(self.save)
         run = self.report.run.changed(batch=batch_of(self.inputs), precision=self.precision)
         with suppress(Exception):

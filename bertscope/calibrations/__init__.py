@@ -72,7 +72,7 @@ def read_calibration(path: Path) -> CalibrationReport:
             raise error.at(str(path)) from None
     if not isinstance(report, CalibrationReport):
         what = "what 'bertscope profile --device cuda --save FILE' writes"
-        raise SourceError(f"{path} is no calibration, which is {what}; give such a file")
+        raise SourceError(f"{path} is not a calibration, which is {what}; give such a file")
     numbers: list[float] = []
     for step in report.steps:
         numbers += [value for value in vars(step).values() if isinstance(value, (int, float))] + [*step.step_seconds]

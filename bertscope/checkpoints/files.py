@@ -173,7 +173,7 @@ class OpenFile:
         self.budget.spend("tensors", 1)
         shape = tuple(shape)
         if not name or len(name) > MAX_NAME or len(shape) > 64 or not all(map(is_size, shape)):
-            raise self.broken(f"the tensor {name[:60]!r} has no name, or a shape that is no list of sizes")
+            raise self.broken(f"the tensor {name[:60]!r} has no name, or a shape that is not a list of sizes")
         if not is_size(params := math.prod(shape)):
             raise self.broken(f"the tensor {name[:60]!r} has 2**63 elements or more")
         size = params * ITEM_BYTES.get(dtype, 0) if stored is None else stored
@@ -241,7 +241,7 @@ def opened(path: Path, budget: Budget) -> Iterator[OpenFile]:
         status = path.stat()
         first = budget.names.setdefault((status.st_dev, status.st_ino), path.name)
         if first != path.name:
-            raise SourceError(f"shards {first} and {path.name} are one file; remove one", where=str(budget.path))
+            raise SourceError(f"shards {first} and {path.name} are the same file; remove one", where=str(budget.path))
         size = stream.seek(0, os.SEEK_END)
         stream.seek(0)
         yield OpenFile(path, stream, size, budget)

@@ -86,7 +86,7 @@ def read_gguf(file: OpenFile) -> StoredFile:
         if key == "general.alignment":
             alignment = decimal(value or "") or 0
     if not 0 < alignment <= 1 << 20:
-        raise file.broken("general.alignment is no number of bytes")
+        raise file.broken("general.alignment is not a number of bytes")
     entries = list[tuple[int, StoredTensor]]()
     for _ in range(tensors):
         name, dimensions = file.text(file.number(8)), file.number(4)
@@ -110,7 +110,7 @@ def read_gguf(file: OpenFile) -> StoredFile:
             raise file.broken(f"tensor {item.tensor.name[:60]!r} ends at byte {item.end:,} of {file.size:,}: truncated")
     file.in_order(placed)
     if len({item.tensor.name for item in placed}) < len(placed):
-        raise file.broken("two tensors have one name")
+        raise file.broken("two tensors have the same name")
     stored = [item.tensor for item in placed]
     parts = {"header": header, "tensors": sum(item.bytes for item in stored)}
     return file.stored("gguf", stored, parts, metadata=metadata)

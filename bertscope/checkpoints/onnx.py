@@ -47,7 +47,7 @@ def fields(file: OpenFile, end: int) -> Iterator[tuple[int, int, int]]:
         tag = file.varint()
         number, kind = tag >> 3, tag & 7
         if kind not in (0, 1, 2, 5) or not number:
-            raise file.broken(f"no protobuf: byte {position:,} begins no field")
+            raise file.broken(f"not a protobuf: no field begins at byte {position:,}")
         value = file.varint() if kind in (0, 2) else file.number(8 if kind == 1 else 4)
         after = file.stream.tell() + (value if kind == 2 else 0)
         if after > end:
@@ -61,7 +61,7 @@ def read_onnx(file: OpenFile) -> StoredFile:
     reader = _Reader(file)
     tensors = list(reader.tensors("model", file.size, 0))
     if not reader.has_graph:
-        raise file.broken("no ONNX: it has no graph")
+        raise file.broken("not an ONNX model: it has no graph")
     external = {name: Counter(tensors=_union(ranges)) for name, ranges in reader.ranges.items()}
     return file.stored("onnx", tensors, {"tensors": reader.inside}, external)
 

@@ -252,7 +252,7 @@ def modules_of(folder: Path, budget: Budget) -> Iterator[tuple[str, Path, str]]:
     """Yield each module's path in the folder, folder and class from a `modules.json`."""
     file, listed = json_in(folder / MODULES, budget, _MAX_TEXT_BYTES)
     if not isinstance(listed, list) or len(listed) > MAX_MODULES or not all(isinstance(item, dict) for item in listed):
-        raise file.broken(f"it is no list of at most {MAX_MODULES} modules")
+        raise file.broken(f"it is not a list of at most {MAX_MODULES} modules")
     for item in listed:
         path, kind = item.get("path"), str(item.get("type")).rpartition(".")[2]
         if not isinstance(path, str) or (path and not is_plain(path)):

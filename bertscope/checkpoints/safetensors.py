@@ -39,7 +39,7 @@ def read_safetensors(file: OpenFile) -> StoredFile:
         raise file.broken(f"a header of {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
     header, start = file.json(file.take(length), "the header"), 8 + length
     if not isinstance(header, dict):
-        raise file.broken("the header is no JSON object")
+        raise file.broken("the header is not a JSON object")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise file.broken("__metadata__ must map text to text")
@@ -63,7 +63,7 @@ def _placed(file: OpenFile, name: str, entry: Any, data_bytes: int) -> Placed:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise file.broken(f"tensor {shown!r} has the unknown dtype {str(dtype)[:20]!r}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_size, offsets)):
-        raise file.broken(f"tensor {shown!r} has data_offsets that are no two places")
+        raise file.broken(f"tensor {shown!r} has data_offsets that are not two positions")
     begin, end = offsets
     if not begin <= end <= data_bytes:
         raise file.broken(f"tensor {shown!r} lies at bytes {begin:,} to {end:,} of {data_bytes:,}: truncated or wrong")

@@ -106,7 +106,7 @@ def called(function: Global, arguments: tuple[Any, ...]) -> Any:
     if function == Global("collections", "OrderedDict") and len(arguments) < 2:
         pairs = arguments[0] if arguments else ()  # empty, as Python 3 pickles it; Python 2 wrote pairs
         if not isinstance(pairs, (tuple, list)) or not all(isinstance(key, str) for key, _ in pairs):
-            raise BadPickle("a table with keys that are no names")
+            raise BadPickle("a table with keys that are not names")
         return PickledDict(pairs)
     if function == Global("torch", "Size") and len(arguments) == 1:
         return tuple(arguments[0])
@@ -117,14 +117,14 @@ def called(function: Global, arguments: tuple[Any, ...]) -> Any:
     if function.module == "torch._utils" and function.name in _REBUILD_PARAMETER:
         if isinstance(arguments[0], Tensor):
             return arguments[0]
-        raise BadPickle("a parameter that is no tensor")
+        raise BadPickle("a parameter that is not a tensor")
     if _KEPT.fullmatch(function.module) or function in _KEPT_NAMES:
         return Opaque(function, arguments)
     if function.module.startswith("__torch__"):
         raise BadPickle("it is a program of TorchScript")
     if function.module.startswith("torchao.") or function == Global("torch._tensor", "_rebuild_from_type_v2"):
         raise BadPickle("it has tensors of a class that is not torch's own, such as one of torchao")
-    raise BadPickle(f"it calls {function.module[:60]}.{function.name[:60]}, which is no part of a state dict")
+    raise BadPickle(f"it calls {function.module[:60]}.{function.name[:60]}, which is not part of a state dict")
 
 
 def _tensor(arguments: tuple[Any, ...], with_dtype: bool) -> Tensor:
@@ -132,7 +132,7 @@ def _tensor(arguments: tuple[Any, ...], with_dtype: bool) -> Tensor:
     if not isinstance(storage, Storage) or not isinstance(shape, tuple) or not isinstance(stride, tuple):
         raise BadPickle("a tensor without a storage")
     if not all(map(is_size, (offset, *shape, *stride))) or len(shape) != len(stride) or len(shape) > 64:
-        raise BadPickle("a tensor with a shape or stride that is no list of sizes")
+        raise BadPickle("a tensor with a shape or stride that is not a list of sizes")
     dtype = storage.dtype
     if with_dtype:
         metadata = arguments[6]
@@ -268,7 +268,7 @@ class _Machine:
     def call(self) -> Any:
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
-            raise BadPickle("a call of what is no name")
+            raise BadPickle("a call of what is not a name")
         self.budget.spend("copied elements", sum(len(item) for item in arguments if isinstance(item, (list, tuple))))
         return called(function, arguments)
 

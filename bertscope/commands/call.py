@@ -345,7 +345,7 @@ def _read(path: Path) -> Project | None:
         raise wrong("must be a table")
     known = ("architecture", "check")
     if "lang" in table:
-        raise wrong("lang is no setting: reports are in English; remove it, and use 'bertscope explain --lang zh'")
+        raise wrong("lang is not a setting: reports are in English; remove it, and use 'bertscope explain --lang zh'")
     for key, value in table.items():
         if key not in known and key not in SETTINGS:
             raise wrong(unknown_setting(key, [*known, *SETTINGS]))

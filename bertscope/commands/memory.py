@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def _write(path: Path | None, content_of: Callable[[Path], str | bytes], what: str) -> None:
     if path is not None:
         write_file(path, content_of(path))
-        note(f"{what} in {path}")
+        note(f"wrote {what} to {path}")
 
 
 def _write_timeline(call: CommandLine, report: MemoryReport) -> None:
@@ -34,7 +34,7 @@ def _write_timeline(call: CommandLine, report: MemoryReport) -> None:
 
         return timeline(report, path.suffix)
 
-    _write(call.timeline, made, "the timeline is")
+    _write(call.timeline, made, "the timeline")
 
 
 def _lengths(call: CommandLine, **keywords: Any) -> LengthsReport:
@@ -82,9 +82,7 @@ def profile(call: CommandLine) -> int:
     failed = [variant for variant in report.variants if variant.failure]
     with ExitStack() as outputs:  # in the reverse order, each though another fails
         if (calibration := extras.get("calibration")) is not None:
-            outputs.callback(
-                _write, call.save, lambda path: with_saved(calibration, path).to_json(), "the calibration is"
-            )
+            outputs.callback(_write, call.save, lambda path: with_saved(calibration, path).to_json(), "the calibration")
         if is_shown:
             outputs.callback(_write_timeline, call, report)
         if extras.get("snapshot") is not None:
@@ -92,7 +90,7 @@ def profile(call: CommandLine) -> int:
         if is_shown:
             call.show(report, shown_rows=call.rows)
         for variant in failed:
-            what = "timed, its memory is measured" if variant.measured else "measured"
+            what = "timed (its memory was measured)" if variant.measured else "measured"
             note(f"{variant.checkpointing} could not be {what}: {variant.failure}")
     if any(INTERRUPTED[1] in variant.failure for variant in failed):
         return INTERRUPT
@@ -116,13 +114,13 @@ def run(call: CommandLine) -> int:
     call.show(report, shown_rows=call.rows)
     if report.memory is None:
         for path in filter(None, (call.snapshot, call.timeline)):
-            note(f"{path} is not written: the peak is in no step")
+            note(f"did not write {path}: the peak is outside the steps")
     elif call.snapshot is not None:
         write_file(call.snapshot, extras["snapshot"])
     if report.memory is not None and call.timeline is not None:
         from bertscope.views.run import step_timeline
 
-        _write(call.timeline, lambda path: step_timeline(report, path.suffix), "the timeline is")
+        _write(call.timeline, lambda path: step_timeline(report, path.suffix), "the timeline")
     if not report.has_run:
         return 3
     return 1 if report.answer == NO else 0
@@ -157,10 +155,10 @@ def plan(call: CommandLine) -> int:
         write(view.emitted(report, call.emit), call.output)
         if call.output is not None and call.emit == "json" and report.fits:
             use = call.further("estimate", {"plan": call.output})
-            note(f"the plan is in {call.output}; estimate, profile, fit, report and sweep take it, such as '{use}'")
+            note(f"wrote the plan to {call.output}; estimate, profile, fit, report and sweep take it, such as '{use}'")
         elif call.output is not None:
-            note(f"the code is in {call.output}")
-    _write(call.plot, lambda _: view.plan_svg(report), "the plans are")
+            note(f"wrote the code to {call.output}")
+    _write(call.plot, lambda _: view.plan_svg(report), "the plot")
     return 0 if report.fits else 1
 
 
@@ -174,7 +172,7 @@ def why(call: CommandLine) -> None:
     if call.plot is not None:
         from bertscope.views.why import history_svg
 
-        _write(call.plot, lambda _: history_svg(report), "the history is")
+        _write(call.plot, lambda _: history_svg(report), "the plot")
 
 
 def sweep(call: CommandLine) -> int:
@@ -189,10 +187,10 @@ def sweep(call: CommandLine) -> int:
             raise SourceError(f"{path} exists; name a new file for the sample")
         write(Path(__file__).with_name("sample_grid.yaml").read_text(encoding="utf-8"), path)
         if path is not None:
-            note(f"the sample is in {path}")
+            note(f"wrote the sample to {path}")
         return 0
     if call.output is None:
-        raise SelectionError("--output is missing: the file of the results, such as --output results.jsonl")
+        raise SelectionError("--output is missing; name a file for the results, such as --output results.jsonl")
     blank = SweepRow(key="", point=dict.fromkeys(rows(*SWEPT)))
     ordered(SweepReport(grid="", varied={}, rows=(blank,)), call.sort)  # an error before the work begins
     options = {name: getattr(call, name) for name in ("engine", "workers", "address", "plan", "allow_code")}

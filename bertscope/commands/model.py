@@ -202,7 +202,7 @@ def diagram(call: CommandLine) -> None:
         )  # fmt: skip
     call.show(report, fmt=call.fmt or "mermaid")
     if call.output is not None:
-        note(f"the diagram is in {call.output}")
+        note(f"wrote the diagram to {call.output}")
     elif kind == "class" and call.kind is None and call.fmt is None:
         note(f"'{call.further('diagram', {'kind': 'forward', 'output': 'forward.svg'})}' draws the forward pass")
     kernel = original.bert_config.attn_implementation if original.bert_config else _STEP_BY_STEP
@@ -261,10 +261,10 @@ def _diff_revisions(call: CommandLine) -> int:
 def report(call: CommandLine) -> None:
     """Write the page about one model or two."""
     if call.fmt == "html" and call.output is None:
-        raise SelectionError("the page goes into a file; name it with -o report.html")
+        raise SelectionError("the page needs a file; name one with -o report.html")
     source, compare = call.source(), call.source(call.compare) if call.compare else None
     page = with_progress(bertscope.report, call.about(source), compare, fit=call.fit)
     print_notes(page.models[0].memory)
     call.show(page)
     if call.fmt == "html":
-        note(f"the page is in {call.output}")
+        note(f"wrote the page to {call.output}")

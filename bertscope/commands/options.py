@@ -126,7 +126,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
                    "batch.image=... is a key of a dictionary. Repeatable.", (), section="sizes",
                    option="input", metavar="NAME=SHAPE:DTYPE", concerns=_WITH_SHAPES),
     "shapes": _flag("Show input and output shapes at --batch and --seq.", section="sizes", concerns=_NO_TORCH),
-    "lengths": _row("Estimate an epoch with the sequence lengths in a file. One number a line, .jsonl, .csv, "
+    "lengths": _row("Estimate an epoch with the sequence lengths in a file. One number per line, .jsonl, .csv, "
                     "or normal:256,64,16,512 (mean, deviation, minimum, maximum) for a distribution; --seq truncates.",
                     section="sizes", metavar="FILE"),
     "lengths_field": _row("The field of --lengths with numbers, token ids or texts.", "", section="sizes",

@@ -36,7 +36,7 @@ def revision(name: str) -> Iterator[Callable[[str], str]]:
         path, colon, attribute = in_file(model).partition(":")
         here = Path(os.path.realpath(os.path.expanduser(path)))
         if not here.is_relative_to(root):
-            raise SourceError(f"{model[:100]!r} is no file of the repository in {root}, which --base compares")
+            raise SourceError(f"{model[:100]!r} is not a file in the repository in {root}, which --base compares")
         moved = there / here.relative_to(root)
         if not moved.exists():
             raise SourceError(f"{shown} has no {here.relative_to(root)}; name a file that it has")
@@ -96,8 +96,8 @@ def _git(*arguments: str, known: str | None = None, stdin: bytes = b"") -> bytes
         reason = getattr(error, "strerror", None) or error
         raise SourceError(f"--base runs git, which cannot be started: {reason}") from None
     if done.returncode and known is not None:
-        raise SourceError(f"git knows no revision {known[:60]!r} here; fetch it, or name a branch, a tag or a commit")
+        raise SourceError(f"git has no revision {known[:60]!r} here; fetch it, or name a branch, a tag or a commit")
     if done.returncode:
         said = one_line(done.stderr.decode(errors="replace").strip(), limit=200)
-        raise SourceError(f"git fails: {said}; run it in a clone")
+        raise SourceError(f"git failed: {said}; run it in a clone")
     return done.stdout

@@ -72,7 +72,7 @@ examples:
             """
 Count the FLOPs of a forward pass or a training step.
 
-Each operator that torch dispatches is counted, in backward and recomputation too. One multiply-add is 2 FLOPs.
+Each operator that torch dispatches is counted, in backward and recomputation too. One multiply-add counts as 2 FLOPs.
 Several batch sizes or lengths get one row each.
 
 examples:
@@ -118,7 +118,7 @@ examples:
   bertscope fit bert-base-uncased --budget 8GiB --lengths normal:128,64,16,512
   bertscope fit bert-large-uncased --gpu a100-40gb --world-size 8 --strategy fsdp --checkpointing full
   bertscope fit bert-large-uncased --gpu t4 --batch-total 64 --seq 128 --precision autocast-fp16
-exit code 1: nothing fits for certain
+exit code 1: nothing certainly fits
 """,
         ),
         Command(
@@ -138,7 +138,7 @@ examples:
   bertscope why snapshot.pickle --plot history.svg --format json
   bertscope why snapshot.pickle bert-base-uncased --gpu t4 --batch 32 --seq 512
   python train.py 2>&1 | bertscope why - bert-base-uncased --batch 32 --seq 512
-exit codes: 0 the file is explained, 2 it has no such content or is missing
+exit codes: 0 the file is explained, 2 it is missing or has no such content
 """,
         ),
         Command(
@@ -283,7 +283,7 @@ examples:
         Command(
             "bertscope.api.page:diff",
             "a b base dtype allow strip_prefix architecture attention add_pooling_layer lora batch seq exit_code "
-            "download fmt output",
+            f"download {_OUT}",
             """
 Compare two models, or a model with a checkpoint.
 
@@ -321,7 +321,7 @@ examples:
   bertscope check --format junit --output report.xml models.bertscope.yaml
   bertscope check bert-base-uncased --write bert.bertscope.yaml
   bertscope check --update models.bertscope.yaml
-exit codes: 0 all pass, 1 one fails, 2 there is no file, or a broken one
+exit codes: 0 all pass, 1 one fails, 2 a file is missing or broken
 """,
         ),
         Command(

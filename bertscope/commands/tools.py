@@ -128,7 +128,7 @@ def _collect_after_torch(names: list[str]) -> None:
 
 def _record(call: CommandLine) -> None:
     """Append the current counts to the file in --write; its content stays, and a new file names the model in FILES."""
-    path, models = call.write_to, call.files or ()
+    path, models = call.write_to, [*(call.files or ())]
     if call.fmt != "text" or str(path).startswith("-") or len(models) > 1:
         raise SourceError(
             "--write takes one FILE, directly after it, and for a new one a model; run 'bertscope check' separately"
@@ -152,7 +152,7 @@ def _record(call: CommandLine) -> None:
         model = expectations.ExpectedModel(name=preset.name, source=preset, path=path, expected=preset.expected)
     if model.expected:
         raise SourceError(
-            f"expects {len(model.expected)} things already; 'bertscope check --update {path}' rewrites their values",
+            f"already has {len(model.expected)} expectations; 'bertscope check --update {path}' rewrites their values",
             where=f"{path}:{model.expected[0].line}",
         )
     from bertscope.analyses.check import expected_block
@@ -172,7 +172,7 @@ def _record(call: CommandLine) -> None:
             "'expected'; rewrite it so, and the counts can be appended"
         ) from None
     if len(content) > MAX_YAML_BYTES:
-        raise SourceError(f"{path} has no room for the counts: {MAX_YAML_BYTES >> 10} KiB are the most; shorten it")
+        raise SourceError(f"{path} has no room for the counts: the limit is {MAX_YAML_BYTES >> 10} KiB; shorten it")
     write_file(path, content)
     note(f"wrote the current counts to {path}")
 

@@ -41,8 +41,8 @@ from bertscope.tracing.record import SETUP, Recorder, is_library
 
 _DEBUG, _LONGEST = "BERTSCOPE_DEBUG", 400  # letters of an error
 _UNCONTAINED = (
-    "what the script writes would stay, since namespaces are not allowed here ({reason}); {option} runs it all the "
-    "same, without a sandbox"
+    "the files that the script writes would stay, since namespaces are not allowed here ({reason}); {option} runs it "
+    "anyway, without a sandbox"
 )
 _OF_NETWORK = ("connect", "resol", "offline", "urlopen", "HTTP", "huggingface")  # in the text of an error
 

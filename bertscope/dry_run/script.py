@@ -119,8 +119,8 @@ def as_asked(script_run: ScriptRun, sent: RunReport) -> RunReport:
     """Return the report that was sent, with what was asked for as this process knows it."""
     if not sent.phases:
         raise SelectionError(
-            f"{script_run.name} put nothing on a CUDA device; does it choose the device by torch.cuda.is_available()? "
-            f"{UNRECORDED.capitalize()}"
+            f"{script_run.name} put nothing on a CUDA device; does it choose the device with torch.cuda.is_available()?"
+            f" {UNRECORDED.capitalize()}"
         )
     known = {name: getattr(script_run, name) for name in ("script", "arguments", "gpu", "budget_bytes")}
     return replace(sent, **known)

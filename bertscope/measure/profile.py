@@ -284,7 +284,7 @@ def _failure(job: Job, sent: Sent, who: str, kind: str, text: Any) -> str:
     remedies = {
         "interrupted": "run it again to measure",
         "files": "raise the limit that 'ulimit -n' shows, such as 'ulimit -n 1024'",
-        "hung": "the others wait for it: look at this place, or give a longer timeout",
+        "hung": "the others wait for it: look at this line, or give a longer timeout",
         "garbled": "remove what prints when Python starts (a .pth file, sitecustomize)",
     }
     if kind in remedies:

@@ -400,7 +400,7 @@ def _sized(search: PlanSearch, batch_total: int | None) -> PlanSearch:
     most = rows(RunConfig)["accumulate"].below
     sizes = [size for size in range(min(total, LARGEST_BATCH), 0, -1) if total % size == 0 and total // size < most]
     if total and not sizes:
-        raise SelectionError(f"batch_total {total:,} is no micro-batch times fewer than {int(most):,} of them")
+        raise SelectionError(f"batch_total {total:,} cannot be split into fewer than {int(most):,} of them")
     runs = [replace(run, batch=size, accumulate=total // size) for size in sizes] or [run]
     searches = [replace(search, run_config=sized, rows={}) for sized in runs]
     number = next((number for number, sized in enumerate(searches) if sized.plain.answer == YES), len(searches) - 1)
@@ -434,7 +434,7 @@ def check_plan(source: ModelSource, report: PlanReport) -> None:
                 f"the plan is for another {name}: {pair[0]}, and this model has {pair[1]}; make a plan for it"
             )
     if (lora := row.changes.get("lora")) and not current.lora:
-        raise SelectionError(f"the plan is for adapters: give them by {name_of('lora')} {lora}")
+        raise SelectionError(f"the plan is for adapters: give them with {name_of('lora')} {lora}")
     versions = ("bertscope_version", "torch_version", "implementation")
     if all(getattr(planned, name) == getattr(current, name) for name in versions):
         return

@@ -140,7 +140,9 @@ def _inject(model: BertPreTrainedModel, lora: Lora) -> None:
             elif not targets.isdisjoint(_ends(path)):
                 if not isinstance(module, nn.Linear):
                     kind = type(module).__name__
-                    raise ConfigError(f"{path} is of class {kind}, and adapters need a linear layer; {choose}", field="target")
+                    raise ConfigError(
+                        f"{path} is of class {kind}, and adapters need a linear layer; {choose}", field="target"
+                    )
                 setattr(parent, name, LoraLinear(module, lora))
             else:
                 replace_in(module)

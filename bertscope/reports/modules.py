@@ -167,7 +167,7 @@ class TreeReport(TableReport[TreeRow], kind="tree"):
 
 
 class Work(Record):
-    """A computation's cost. A multiply-add is 2 FLOPs; `macs` counts it as one."""
+    """A computation's cost. A multiply-add counts as 2 FLOPs; `macs` counts it as one."""
 
     matmul_flops: int = 0
     elementwise_flops: int = 0
@@ -280,7 +280,7 @@ class FlopsReport(TableReport[FlopsRow], kind="flops"):
 
     @property
     def total(self) -> int:
-        """Return the matmul FLOPs of the run; a multiply-add is 2."""
+        """Return the matmul FLOPs of the run; a multiply-add counts as 2."""
         return self.rows[0].total.matmul_flops
 
     @property

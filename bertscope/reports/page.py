@@ -79,7 +79,7 @@ class FieldChange(Record):
 
 
 class DiffRow(Record):
-    """One parameter that is `added`, `removed` or has another shape, in all equal neighbouring layers."""
+    """One parameter that is `added`, `removed` or has a different shape, in all equal neighbouring layers."""
 
     path: str
     status: str

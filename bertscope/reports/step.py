@@ -143,7 +143,7 @@ class StepCost(Record):
     # the limit without the margin, with the largest context
     host_bytes: int | None = None  # in the CPU's memory: what is offloaded there
     copied_bytes: int | None = None  # in a step between GPU and host, in either way
-    step_flops: int | None = None  # matmul FLOPs of forward, backward and recomputation; a multiply-add is 2
+    step_flops: int | None = None  # matmul FLOPs of forward, backward and recomputation; a multiply-add counts as 2
     recompute_flops: int | None = None  # that checkpointing adds; a part of step_flops
     time: StepTime | None = None
     other_loop_bytes: int | None = None  # the peak of the same step in `run.other_loop`
@@ -230,7 +230,7 @@ class CostRow(Record):
 
     @property
     def fits(self) -> bool:
-        """Return True if the step fits for certain."""
+        """Return True if the step certainly fits."""
         return self.cost.verdict == YES
 
     @property

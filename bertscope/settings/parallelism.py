@@ -82,7 +82,7 @@ SEARCHED = tuple(name for name, row in STRATEGIES.items() if row.is_searched)
 
 def _mesh(text: str) -> str:
     if not re.fullmatch(r"[1-9][0-9]{0,6}(x[1-9][0-9]{0,6})?", text, re.ASCII):
-        raise SelectionError(f"the form is 8 or 2x4; got {text[:40]!r}")
+        raise SelectionError(f"write 8 or 2x4; got {text[:40]!r}")
     return text
 
 

@@ -277,7 +277,7 @@ _CALLED = {
     "{lora} r=8,target=query+value": "use_lora peft adapter lora_r lora_rank lora_alpha lora_target_modules",
     "{batch_total}": "global_batch_size total_batch_size", "{clip_grad_norm}": "max_grad_norm gradient_clipping",
     "{freeze} embeddings": "freeze_embeddings", "{offload_optimizer} or {offload_activations}": "offload cpu_offload",
-    "no number depends on it": "lr learning_rate epochs num_epochs num_train_epochs max_steps warmup warmup_steps "
+    "it changes no result here": "lr learning_rate epochs num_epochs num_train_epochs max_steps warmup warmup_steps "
                                  "warmup_ratio data dataset seed lr_scheduler_type num_workers save_steps",
     "set it in MODEL's config.json or preset": "config hidden_size layers num_layers num_hidden_layers num_labels "
                                                "num_classes vocab_size",

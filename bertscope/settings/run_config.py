@@ -219,11 +219,11 @@ class RunConfig(Settings):
         for end, rule in (("", training.is_reentrant), ("_kwargs", training.reentrant_keyword))},
     )
     offload_activations: bool = row(
-        False, "Hold what is saved for backward in the host's memory (torch.autograd.graph.save_on_cpu).",
+        False, "Keep saved activations in host memory (torch.autograd.graph.save_on_cpu).",
         text="activations offloaded", concerns=_WITH_GRADIENTS | _OF_CUDA, emitted=["torch"],
     )
     offload_optimizer: bool = row(
-        False, "Hold optimizer state, gradients and a copy of the weights in the host's memory, and update there.",
+        False, "Keep optimizer state, gradients and a copy of the weights in host memory, and update them there.",
         text="optimizer offloaded", emitted=["torch"], concerns=_OF_TRAINING | _OF_CUDA | {
         "optimizer": _ON_HOST.__contains__, "strategy": partial(ne, ZERO1)},
     )
@@ -251,7 +251,7 @@ class RunConfig(Settings):
     )
     quantize: str = row(
         STORED, "The weights of linear layers as bitsandbytes stores them: nf4, fp4, int8, with -dq also their scales "
-        "quantized. The model is frozen but for its adapters; stored is what its config.json says.",
+        "quantized. The model is frozen except for its adapters; stored is what its config.json says.",
         choices=(STORED, UNQUANTIZED, *QUANTIZED), text="{} weights", emitted=CODE_FORMS,
     )
     device: str = row(
@@ -388,7 +388,7 @@ class Limit(Settings):
         kind=int, is_size=True, below=2**50, metavar="SIZE", concerns=_OF_CUDA,
     )
     margin: float = row(
-        MARGIN, "The share of the memory to leave free; with less left, a step only may fit.", section="gpu", below=1,
+        MARGIN, "The share of the memory to leave free; with less, a step 'may fit'.", section="gpu", below=1,
         metavar="SHARE",
     )
     time: bool = row(
@@ -401,7 +401,7 @@ class Limit(Settings):
         metavar="N", concerns={"time": bool},
     )
     price: str = row(
-        "", "The price of an hour of each GPU, such as t4=0.35,l4=0.71, or a YAML file, to show the cost of an epoch.",
+        "", "The hourly price of each GPU, such as t4=0.35,l4=0.71, or a YAML file, to show an epoch's cost.",
         section="gpu", metavar="PRICES", convert=_prices, concerns={"sequences": bool}, implies={"time": True},
     )
     calibration: bool | str = row(

@@ -259,7 +259,7 @@ def _edits(
         for part, before, after in ((key, key.value, name), (value, old[key.value], replacement)):
             if name in new and before != after:
                 if part.style in _BLOCKS:  # it ends in the line after it
-                    raise SourceError("a block of text is no value of an expectation")
+                    raise SourceError("a block of text is not a value of an expectation")
                 start, end = part.start_mark.index, part.end_mark.index
                 start += len(re.match(r"([&!]\S*\s+)*", text[start:end])[0])  # type: ignore[index]  # anchor and tag
                 yield start, end, _yaml_value(after)

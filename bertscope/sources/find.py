@@ -99,7 +99,7 @@ def fetched_folder(name: str, *, weights: bool = False) -> Path:
     Raises SourceError with a failure's reason, MissingExtraError without huggingface_hub.
     """
     if not is_hub_name(name):
-        raise SourceError(f"{name[:100]!r} is no name on the hub; those look like google-bert/bert-base-cased")
+        raise SourceError(f"{name[:100]!r} is not a hub name; those look like google-bert/bert-base-cased")
     if not has_hub():
         raise MissingExtraError(name_of("download"), "hub")
     with importing("huggingface_hub", "HF_", "HUGGINGFACE_"):
@@ -338,7 +338,7 @@ def _unknown(name: str) -> SourceError:
         "[0-9]+": f"write a list with commas, such as 128,{name[:9]}",
         rf"({'|'.join(LORA_RULES)})=.*": f"{name_of('lora')} has commas, as in {LORA_EXAMPLE}",
         "[a-z_]+=.*": f"an option is --{option.replace('_', '-')} {value[:40]}",
-        ".*,.*": "write several models with blanks between them",
+        ".*,.*": "write several models with spaces between them",
         _TORCHVISION: f"torchvision has it as code: torchvision.models:{name}",
         r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)+": f"code is module:attribute, such as {':'.join(name[:100].rsplit('.', 1))}",
     }

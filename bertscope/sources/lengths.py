@@ -95,7 +95,7 @@ def _counted(rows: _Rows, tokenizer: str) -> Counter[int]:
             texts += items
         else:
             raise SourceError(
-                f"{repr(value)[:60]} is no length, a whole number from 1 to below 2**31; of texts "
+                f"{repr(value)[:60]} is not a length, a whole number from 1 to below 2**31; of texts "
                 f"{name_of('tokenizer')} counts the tokens",
                 where=where,
             )
@@ -134,7 +134,7 @@ def _lines(path: Path, field: str = "") -> Iterator[tuple[str, str]]:
         for number in range(1, 2 * MAX_LENGTHS):
             raw, where = file.readline(_MAX_LINE_BYTES + 1), f"{path}:{number}"
             if len(raw) > _MAX_LINE_BYTES:
-                raise SourceError(f"a line of more than 1 MiB is no length; {_WANTED}", where=where)
+                raise SourceError(f"a line of more than 1 MiB is not a length; {_WANTED}", where=where)
             if not raw:
                 return
             if text := raw.decode("utf-8-sig", errors="replace").strip():
@@ -146,7 +146,7 @@ def _json(path: Path, field: str) -> _Rows:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise SourceError(f"this is no JSON: {str(error)[:100]}", where=where) from None
+            raise SourceError(f"this is not JSON: {str(error)[:100]}", where=where) from None
         yield where, row[_field(row, field, where)] if isinstance(row, Mapping) else row
 
 

@@ -186,7 +186,7 @@ def read_training_file(path: Path | str | TrainingArguments) -> TrainingFile:
     except SourceError as error:  # the remedy after the semicolon names presets
         raise SourceError(f"{error.message.parts()[0]}; {_WANTED}", where=error.where) from None
     if "peft_type" in entries:
-        raise SourceError(f"{path} describes adapters and no training; give it by {name_of('lora')} FILE")
+        raise SourceError(f"{path} describes adapters and no training; give it with {name_of('lora')} FILE")
     form = next((form for form in _formats() if not entries.keys().isdisjoint(form.identifying)), None)
     if form is None:
         names = ", ".join(name for form in reversed(_formats()) for name in form.identifying)
@@ -278,7 +278,7 @@ def read_plan(path: str | os.PathLike[str]) -> PlanReport:
         Checkpointing.parse(report.rows[0].checkpointing)
     except BertscopeError as error:
         reason = one_line(error.message.parts()[0], limit=160)
-        raise SourceError(f"{file} is no plan ({reason}); {_WANTED_PLAN}") from None
+        raise SourceError(f"{file} is not a plan ({reason}); {_WANTED_PLAN}") from None
     if not report.fits:
         raise SourceError(f"{file}: no plan in it fits; {_WANTED_PLAN}")
     return report

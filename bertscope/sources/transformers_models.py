@@ -138,7 +138,7 @@ def _refusal(key: str, value: Any) -> str:
     if key == "backbone_kwargs" or re.fullmatch(r"use_\w+_backbone", key):
         return "is for a backbone that is loaded by its name; remove it, and describe the backbone in backbone_config"
     if key == "architecture" and isinstance(value, str) and re.search(r"[:/]", value):
-        return f"names a place ({value[:60]!r}), from which nothing is loaded; name an architecture of timm"
+        return f"names a location ({value[:60]!r}), and nothing is loaded from it; name an architecture of timm"
     if key == "checkpoint_path":
         return "names a file of weights, which are not loaded; remove it"
     if key in ("trust_remote_code", "attribute_map"):
@@ -171,7 +171,7 @@ def check_family(members: Mapping[str, Any]) -> None:
     classes = members.get("architectures")
     if isinstance(classes, list) and classes and not set(map(str, classes)) & set(ARCHITECTURES):
         raise ConfigError(
-            f"there is no model_type, and {str(classes[0])[:60]} is no class of a BERT; "
+            f"there is no model_type, and {str(classes[0])[:60]} is not a class of a BERT; "
             'add "model_type" with its family',
             field="architectures",
         )
@@ -184,7 +184,7 @@ def check_family(members: Mapping[str, Any]) -> None:
         family = f"with its family, by these keys {of}" if of else 'with its family; "bert" passes over such keys'
         remedy = f'add "model_type" {family}' if of != _OWN_FORM else f"give its config.json, since this is a {of}"
         names = ", ".join(map(str, strange[:3])) + " ..." * (len(strange) > 3)
-        verb = "is no key" if len(strange) == 1 else "are no keys"
+        verb = "is not a key" if len(strange) == 1 else "are not keys"
         raise ConfigError(f"there is no model_type, and {names} {verb} of a BERT; {remedy}", field=strange[0])
     if absent := [name for name in _NEEDED if name not in members]:
         raise ConfigError(

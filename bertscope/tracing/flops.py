@@ -291,24 +291,24 @@ def conventions(
     )
     yield Convention(
         name="torch", value=total.matmul_flops, unit="FLOPs", source="torch.utils.flop_counter",
-        how="matrix products only, a multiply-add is 2, as dispatched",
+        how="matrix products only, a multiply-add counts as 2, as dispatched",
     )  # fmt: skip
     yield Convention(
-        name="macs", value=total.macs, unit="MACs", how="matrix products only, a multiply-add is 1",
+        name="macs", value=total.macs, unit="MACs", how="matrix products only, a multiply-add counts as 1",
         source="half of torch.utils.flop_counter; the MACs of calflops",
     )  # fmt: skip
     yield Convention(
         name="calflops",
         value=passes * (forward.matmul_flops + 5 * normalized + exponentiated),
         unit="FLOPs",
-        how="a multiply-add is 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
+        how="a multiply-add counts as 2, LayerNorm 5 and softmax 1 for each element, GELU and additions not counted"
         + ("; backward is 2 x forward, whatever is frozen" if training else ""),
         source="calflops 0.3.2, README: BERT-base-chinese at 1 x 128",
     )
     if not training:
         yield Convention(
             name="fvcore", value=forward.macs + 5 * normalized, unit="MACs", source="fvcore 0.1.5, FlopCountAnalysis",
-            how="a multiply-add is 1, and LayerNorm 5 for each element",
+            how="a multiply-add counts as 1, and LayerNorm 5 for each element",
         )  # fmt: skip
     if config is not None:
         scores = 4 * config.num_hidden_layers * config.hidden_size * seq

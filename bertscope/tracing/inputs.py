@@ -413,7 +413,7 @@ def example_inputs(model: BertPreTrainedModel | PeftModel, batch: int, seq: int,
     most = config.max_position_embeddings
     check_sizes(batch, seq, most, f"max_position_embeddings {most}")
     if (chunk := config.chunk_size_feed_forward) and seq % chunk:
-        raise SelectionError(f"{name_of('seq')} {seq} is no multiple of the model's chunk_size_feed_forward {chunk}")
+        raise SelectionError(f"{name_of('seq')} {seq} is not a multiple of the model's chunk_size_feed_forward {chunk}")
     head = HEADS.get(name, HEADS["BertModel"])
     inputs = {"input_ids": _ids(*((batch, CHOICES, seq) if head.is_choice else (batch, seq)))}
     if config.add_cross_attention and head.takes_encoder:

@@ -65,9 +65,9 @@ def parts(report: DiffReport, target: Target | None = None) -> list[Table]:
 
 def notes(report: DiffReport, target: Target | None = None) -> list[str]:
     """Return how FLOPs are counted, the models that have none, and that nothing differs."""
-    sentences = ["FLOPs: matrix products only, a multiply-add is 2"]
+    sentences = ["FLOPs: matrix products only, a multiply-add counts as 2"]
     if report.rows and target and not target.verbose:
-        sentences.append("+ only in b, - only in a, ~ another shape (-v shows both)")
+        sentences.append(f"+ only in b, - only in a, ~ a different shape ({named('to_markdown()')} shows both)")
     for side, flops in ((report.a, report.forward_flops_a), (report.b, report.forward_flops_b)):
         if flops is None and side.obtained == "computed":  # not a file with tensors
             sizes = f"{shlex.quote(side.name)} --batch {report.batch} --seq {report.seq}"
@@ -79,7 +79,7 @@ def notes(report: DiffReport, target: Target | None = None) -> list[str]:
 
 def _verdict(report: DiffReport) -> str:
     if report.is_empty:
-        return "The two do not differ."
+        return "No differences."
     a, b = report.totals_a.distinct_params, report.totals_b.distinct_params
     if a == b:
         counts = {"setting": len(report.fields), "tensor": len(report.rows)}
@@ -88,7 +88,8 @@ def _verdict(report: DiffReport) -> str:
     share = f" ({100 * abs(b - a) / a:.1f} %)" if a else ""
     names = [report.a.name, report.b.name]
     one, other = names if len(set(names)) > 1 and len("".join(names)) <= _NAMES else ("a", "b")
-    text = f"{other} has {counted(abs(b - a), 'parameter')} {'more' if b > a else 'fewer'} than {one}"
+    noun = "parameter" if abs(b - a) == 1 else "parameters"
+    text = f"{other} has {count_text(abs(b - a))} {'more' if b > a else 'fewer'} {noun} than {one}"
     return f"{text}{share}." if len(text + share) < _LINE else f"{text}."
 
 
@@ -123,7 +124,7 @@ _STORED = (
     attribute("dtype", "dtype"),
     attribute("shape", "shape", "copies", text=shape_text),
     number("params", "params"),
-    number("bytes", "bytes", bytes_text, detail=True),
+    number("size", "bytes", bytes_text, detail=True),
     attribute("packing", "packing"),
     attribute("shares the storage of", "shares", text=one_line),
 )

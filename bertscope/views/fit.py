@@ -178,10 +178,10 @@ def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
     if more := step.other_loop(report.run, row.cost):
         yield f"At batch {count_text(row.batch or 1)}: {in_a_sentence(more)}"
     if is_generation_left_out(report):
-        yield "One forward pass, not a generation."
+        yield "One forward pass, not text generation."
     yield from map(as_sentence, uncounted(report))
     if len(report.tried_ranks) > 1:
-        yield "Searched 1 to 8 GPUs, then multiples of 8; after the first row only the setting of the least memory."
+        yield "Searched 1 to 8 GPUs, then multiples of 8; after the first row only settings with the least memory."
     if report.batch_total is not None or report.run.parallelism.world_size > 1:
         yield "Not counted: buffers of NCCL."
     if report.subject.lora and any(one.checkpointing != NONE for one in report.rows):
@@ -203,7 +203,7 @@ def _compared_notes(reports: Sequence[FitReport]) -> Iterator[str]:
     names = tuple(f"{report.gpu.name}: " for report in reports if report.gpu)
     yield from (note for note in common if not note.startswith(names))
     if isfinite(reports[0].rows[0].epoch_cost):
-        yield "Costs are hours by your prices. Where ranges overlap, another order is possible."
+        yield "Costs are hours times your prices. Where ranges overlap, the order may differ."
     for report in reports:
         if report.gpu:
             source = f"; {report.gpu.calibration}" if report.gpu.calibration else ""
@@ -368,7 +368,7 @@ def _length_notes(report: LengthsReport, target: Target | None) -> Iterator[str]
         verb = "is" if report.truncated == 1 else "are"
         yield f"{counted(report.truncated, 'longer sequence')} {verb} cut to {report.longest} tokens."
     yield Heading("The steps of an epoch")
-    yield "dynamic: random batches, the mean of all orders; every order has the longest sequence."
+    yield "dynamic: random batches, averaged over all orders; each order has the longest sequence."
     for row in report.rows:
         if row.histories:
             yield f"{row.name} padding: {step.histories_text(row.histories)}."

@@ -44,9 +44,9 @@ def note_text(note: Note) -> str:
         case "no_time_cpu":
             return f"no time: it is predicted for CUDA only; give {named('gpu')} or {named('device')} cuda"
         case "no_time_uncalibrated":
-            return f"no time: there is no calibration of {values['gpu']}, and its data sheet is not enough here"
+            return f"no time: {values['gpu']} has no calibration, and its data sheet is not enough here"
         case "no_time_precision":
-            return "no time: nothing that fits in one process runs in a precision that the calibration has"
+            return "no time: the calibration has no times for the precisions that fit in one process"
         case "no_time_sheet":
             return (
                 "a data sheet gives times from 25 ms for training in one process, in a precision with a published peak"

@@ -106,7 +106,7 @@ def details(item: Item, total: int) -> Iterator[str]:
     if not is_stored:
         yield f"  unique    {count_text(row.distinct_params)}"
         yield f"  trainable {count_text(row.trainable_params)}"
-    yield f"bytes       {bytes_text(row.bytes)}"
+    yield f"size        {bytes_text(row.bytes)}"
     if not is_stored and (row.inputs or row.outputs):
         yield f"input       {tensors_text(row.inputs) or 'no tensor'}"
         yield f"output      {tensors_text(row.outputs) or 'no tensor'}"

@@ -164,7 +164,7 @@ def conclusions(report: MemoryReport) -> Iterator[str]:
     if report.run.eval_batch and not report.run.eval_samples:
         yield f"The evaluation keeps no logits; for metrics that need them, give {named('eval_samples')}."
     if is_generation_left_out(report):
-        yield "One forward pass, not a generation."
+        yield "One forward pass, not text generation."
 
 
 def _named(report: MemoryReport) -> list[tuple[str, Variant]]:

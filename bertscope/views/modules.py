@@ -80,7 +80,7 @@ def _count_table(report: CountReport, rows: Sequence[CountRow]) -> Table:
         _per_layer(),
         number("params", "params", csv=["params", "distinct_params"]),
         number("share", "share", _share, csv_order=2),
-        number("bytes", "bytes", bytes_text, detail=True, csv_order=1),
+        number("size", "bytes", bytes_text, detail=True, csv_order=1),
         number("trainable", "trainable_params", shown=report.totals.frozen_params > 0),
         attribute("tied to", "tied_to", csv=["in_layer_sum", "tied_to"], detail=True, csv_order=2),
         *_in_out(csv_order=3),
@@ -152,7 +152,7 @@ def _compared_totals(report: CountReport) -> Table:
         number("unique parameters", "distinct_params"),
         number("sum over layers", "layer_params"),
         number("trainable", "trainable_params", detail=not report.totals.frozen_params),
-        number("bytes", "param_bytes", bytes_text),
+        number("size", "param_bytes", bytes_text),
     ]
     return Table(columns, [report.totals])
 
@@ -167,7 +167,7 @@ def _span(numbers: Iterable[int], what: str) -> str:
 def _count_notes(reports: Sequence[CountReport]) -> list[str]:
     notes = ["unique parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it"]
     if reports[0].by != "group":
-        notes.append(f"bytes: of the unique parameters in {reports[0].subject.dtype}; 1 MiB = 2**20 B")
+        notes.append(f"size: of the unique parameters in {reports[0].subject.dtype}; 1 MiB = 2**20 B")
     return notes
 
 
@@ -307,7 +307,10 @@ def _flops_lines(report: FlopsReport, target: Target | None) -> Iterator[tuple[s
     if report.unknown_operators:
         yield "not counted", ", ".join(report.unknown_operators)
     if is_verbose:
-        yield "convention", "a multiply-add is 2 FLOPs; bytes moved: the sum of what each operator reads and writes"
+        yield (
+            "convention",
+            "a multiply-add counts as 2 FLOPs; bytes moved: all that operators read and write",
+        )
         layers = report.traced_layers
         traced = f"; {layers} equal layers ran, the others are extrapolated" if layers else ""
         versions = ", ".join(filter(None, (f"torch {subject.torch_version}", subject.implementation)))
@@ -347,7 +350,7 @@ def _sweep(report: FlopsReport) -> list[Column]:
 def _flops_notes(reports: Sequence[FlopsReport]) -> list[str]:
     unknown = ((report.subject.name, report.unknown_operators) for report in reports)
     notes = [f"{name}: not counted: {', '.join(operators)}" for name, operators in unknown if operators]
-    how = "FLOPs: matrix products only, a multiply-add is 2; from the operators dispatched by torch"
+    how = "FLOPs: matrix products only, a multiply-add counts as 2; from the operators dispatched by torch"
     return [*notes, f"{reports[0].mode}; {how}"]
 
 

@@ -106,7 +106,7 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
         attribute("module", "path", text=module, missing="-"),
         attribute("part", "part", text=partial(_part, report), is_wide=True, detail=is_one_part),
         number("blocks", "blocks", detail=True),
-        number("bytes", "held_bytes", bytes_text),
+        number("size", "held_bytes", bytes_text),
     ]
     return [Table(columns, phases, strong=lambda row: row == peak, names=2), Table(held, held_rows, names=2)]
 

@@ -306,7 +306,7 @@ def margin_note(cost: StepCost) -> str:
     )
 
 
-UNITS_NOTE = "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add is 2."
+UNITS_NOTE = "1 MiB = 2**20 B; FLOPs are matrix products, a multiply-add counts as 2."
 
 
 def time_notes(costs: Iterable[StepCost | None]) -> Iterable[str]:
@@ -314,8 +314,8 @@ def time_notes(costs: Iterable[StepCost | None]) -> Iterable[str]:
     times = [cost.time for cost in costs if cost is not None and cost.time is not None]
     if any(not time.is_predicted for time in times):
         yield (
-            "Time by the data sheet: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth (recomputed: 6 x), as "
-            "97 of 106 published steps above 25 ms."
+            "Time from the data sheet: 1.2 to 2.5 times FLOPs / peak + 4 x saved bytes / bandwidth (recomputed: 6 x), "
+            "as 97 of 106 published steps above 25 ms."
         )
     known = [time for time in times if time.is_predicted]
     if known:
@@ -324,7 +324,7 @@ def time_notes(costs: Iterable[StepCost | None]) -> Iterable[str]:
         if peak is None:
             yield "No MFU: no peak is published for this precision."
         else:
-            yield f"MFU: matmul FLOPs without recomputation by the dense peak, {peak / 1e12:,.1f} TFLOP/s ({source})."
+            yield f"MFU: FLOPs without recomputation divided by the dense peak, {peak / 1e12:,.1f} TFLOP/s ({source})."
 
 
 # ---- the words of a run, of its variants and of the parts of memory ----

@@ -112,7 +112,7 @@ def _settings(report: SweepReport) -> str:
 def _tip(report: SweepReport) -> str:
     if not report.number(FAILED):
         return ""
-    return f"compute the failed points again\n  {command_text('sweep', {}, {})}"
+    return f"retry the failed points\n  {command_text('sweep', {}, {})}"
 
 
 def _shown(report: SweepReport, target: Target | None, *, rows: int = 0, sort: str | None = None) -> list[Table]:

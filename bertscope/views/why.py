@@ -43,7 +43,7 @@ def finding_text(report: WhyReport, finding: WhyFinding) -> tuple[str, str]:
     v.lower = "Lower the batch size or sequence length"
     has_head = report.subject is None or report.subject.has_head  # without one its logits are missing
     *first, last = [named(name) for name in ("batch", "seq", "precision", "architecture")[: 3 if has_head else 4]]
-    those = f"Are {', '.join(first)} and {last} those of the run?"
+    those = f"Are {', '.join(first)} and {last} right?"
     v.compare = f"{those} If so, a memory snapshot names the lines that hold the rest."
     for name, value in finding.values.items():
         is_size = name.startswith("size") or name == "each"
@@ -161,10 +161,11 @@ def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, s
             fix = "Look for a limit (container, MIG slice, ulimit), or a process that has ended since (nvidia-smi)."
         case "why_full":
             outside = report.outside_bytes or 0
-            cuda = f", CUDA {bytes_text(outside)}" if outside > 0.1 * finding.values["size_total"] else ""
+            is_much = outside > 0.1 * finding.values["size_total"]
+            rest = f", and {bytes_text(outside)} is outside PyTorch" * is_much
             fix = f"{v.lower} ('{named('bertscope fit')}' finds the largest), or use checkpointing or 16 bits."
             what, fix = _OTHER_REMEDIES.get(report.phase, ("step", fix))
-            cause = f"The {what} is too large: its tensors hold {v.share}{cuda}."
+            cause = f"The {what} is too large: its tensors hold {v.share}{rest}."
         case "why_more":
             when = f" {_PHASES[report.phase]}" if report.phase in _PHASES else ""
             return f"These settings need {v.size_needed} of tensors{when}, but {v.size_held} was allocated.", v.compare

@@ -58,13 +58,13 @@ def test_code_of_the_revision_imports_its_own_neighbours(cli, repository, monkey
 
 
 REFUSED = {
-    ("nope", "config.json"): "git knows no revision 'nope' here",
-    ("", "config.json"): "git knows no revision '' here",
+    ("nope", "config.json"): "git has no revision 'nope' here",
+    ("", "config.json"): "git has no revision '' here",
     ("a\0b", "config.json"): "embedded null byte",
-    ("--output=x", "config.json"): "git knows no revision '--output=x' here",
+    ("--output=x", "config.json"): "git has no revision '--output=x' here",
     ("base", "bert-tiny"): "base has no bert-tiny",
-    ("base", "../other.json"): "is no file of the repository",
-    ("base", "link.json"): "is no file of the repository",
+    ("base", "../other.json"): "is not a file in the repository",
+    ("base", "link.json"): "is not a file in the repository",
     ("base", "nets"): "base:nets has no config.json",
 }
 

@@ -32,7 +32,7 @@ def test_a_sweep_goes_on_from_its_file_and_puts_the_rows_in_order(cli, folder):
     lines = content.splitlines(keepends=True)
     (folder / "results.jsonl").write_bytes(lines[2] + lines[0][:-1])  # killed while it wrote
     second = cli(*sweep)
-    assert "note: results.jsonl:2 was not written to its end; its point is computed again\n" in second.err
+    assert "note: results.jsonl:2 is incomplete; its point is computed again\n" in second.err
     assert "note: results.jsonl has 1 of 4 points; 3 are left\n" in second.err
     assert ((folder / "results.jsonl").read_bytes(), second.out) == (content, first.out)
     third = cli(*sweep, "--sort", "peak_bytes", "--rows", "1")
@@ -110,7 +110,7 @@ def test_a_file_with_anything_else_in_it_keeps_every_byte(cli, folder, done, con
     (folder / "results.jsonl").write_bytes(whole)
     result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
     assert result.code == 2
-    assert result.err == f"error: results.jsonl:{3 if is_behind else 1}: no row of a sweep; name another file\n"
+    assert result.err == f"error: results.jsonl:{3 if is_behind else 1}: not a row of a sweep; name another file\n"
     assert (folder / "results.jsonl").read_bytes() == whole
 
 
@@ -141,7 +141,7 @@ def test_a_row_that_no_sweep_writes_is_refused_with_its_line(cli, folder, done, 
     assert changed != first
     (folder / "results.jsonl").write_bytes(second + changed)
     result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
-    assert (result.code, result.err) == (2, "error: results.jsonl:2: no row of a sweep; name another file\n")
+    assert (result.code, result.err) == (2, "error: results.jsonl:2: not a row of a sweep; name another file\n")
     assert (folder / "results.jsonl").read_bytes() == second + changed
 
 
@@ -150,7 +150,7 @@ def test_rows_of_another_schema_are_refused_by_name(cli, folder, done):
         for content in (done + old, done + old[:99]):  # the second ends inside a row
             (folder / "results.jsonl").write_bytes(content)
             result = cli("sweep", "grid.yaml", "-o", "results.jsonl")
-            message = f"a row of schema {schema}; this version goes on from {SCHEMA}; name another file"
+            message = f"a row of schema {schema}; this version resumes from {SCHEMA}; name another file"
             assert (result.code, result.err) == (2, f"error: results.jsonl:3: {message}\n")
             assert (folder / "results.jsonl").read_bytes() == content
 
@@ -173,7 +173,7 @@ def test_init_prints_a_sample_that_sweep_reads_and_replaces_no_file(cli, tmp_pat
     assert list(tmp_path.iterdir()) == []
     for words in (("--init", "new.yaml"), ("--init", "-o", "other.yaml")):
         done = cli("sweep", *words)
-        assert (done.code, done.out, done.err) == (0, "", f"note: the sample is in {words[-1]}\n")
+        assert (done.code, done.out, done.err) == (0, "", f"note: wrote the sample to {words[-1]}\n")
         assert (tmp_path / words[-1]).read_text() == printed
     assert cli("sweep", "one.yaml", "--init", "-o", "two.yaml").code == 2
     assert len(tasks_of(read_grid("new.yaml"))) == 2 * 2 * 2 * 2 * 2  # models, batches, lengths, precisions, strategies

@@ -159,9 +159,9 @@ def test_a_named_file_is_used_instead_of_those_in_the_user_folder(cli, stored, t
         (("--calibration", "card.json", "--gpu", "t4"), "card.json is a calibration of h200, not of t4; give that GPU"),
         (("--calibration", "card.json", "--device", "cpu"), "card.json is a calibration of a GPU"),
         (("--calibration", "card.json", "--no-calibration"), "--no-calibration has no effect with --calibration"),
-        (("--calibration", "presets.json", "--gpu", "h200"), "presets.json is no calibration, which is what"),
-        (("--calibration", "notes.json", "--gpu", "h200"), "notes.json is no calibration, which is what"),
-        (("--calibration", "/dev/zero", "--gpu", "h200"), "/dev/zero is no calibration, which is what"),
+        (("--calibration", "presets.json", "--gpu", "h200"), "presets.json is not a calibration, which is what"),
+        (("--calibration", "notes.json", "--gpu", "h200"), "notes.json is not a calibration, which is what"),
+        (("--calibration", "/dev/zero", "--gpu", "h200"), "/dev/zero is not a calibration, which is what"),
     ],
 )
 def test_a_named_file_that_cannot_be_used_is_an_error(cli, home, monkeypatch, options, words):
@@ -219,7 +219,7 @@ def test_save_writes_the_card_its_rates_and_each_step_next_to_its_estimate(cli, 
     path = tmp_path / "h200.json"
     result = cli(*STEP, "--batch", "2", "--checkpointing", "none,full", "--save", path, "--format", "json")
     assert result.code == 0, result.err
-    assert f"note: the calibration is in {path}" in result.err
+    assert f"note: wrote the calibration to {path}" in result.err
     found = read_calibration(path)
     assert (found.machine.gpu, found.machine.memory_bytes) == (H200.gpu, H200.memory_bytes)
     assert found.rates.keys() == {"fp32", COPY}
@@ -409,7 +409,7 @@ def test_without_a_calibration_there_is_no_time_and_a_note_says_why(cli, home, w
     words = words[:-2] if "inference" in words else words
     timed = cli(*words, "--time")
     assert timed.out == cli(*words).out
-    assert f"no time: there is no calibration of {words[3]}, " in timed.err
+    assert f"no time: {words[3]} has no calibration, " in timed.err
     assert "from 25 ms for training in one process, in a precision with a published peak" in timed.err
 
 
@@ -478,7 +478,7 @@ BROKEN = {
     "date: 2026-01-01\n": "prices.yaml:1: lacks prices",
     "date: soon\nprices: {t4: 1}\n": "prices.yaml:1: date must be the day of the prices",
     "date: 2026-01-01\nprices: {t4: 0}\n": "prices.yaml:2: t4 must be the price of an hour, a number above 0",
-    "date: 2026-01-01\nprices: {t44: 1}\n": "no GPU is known as 't44'",
+    "date: 2026-01-01\nprices: {t44: 1}\n": "unknown GPU 't44'",
     "date: 2026-01-01\nprices: [1]\n": "prices.yaml:2: prices must hold 'key: value' lines",
     "date: 2026-01-01\nprices: {t4: .inf}\n": "a number above 0",
     "date: 2026-01-01\nprices: {t4: !!python/object/apply:os.system [touch x]}\n": "prices.yaml:2: ",
@@ -501,7 +501,7 @@ def test_plan_shows_the_time_of_each_plan_on_a_calibrated_card_without_being_ask
     found = cli("estimate", *words, "--gpu", "h200", "--time", "--format", "json").json["variants"][0]
     assert report["rows"][0]["cost"]["time"] == found["estimated"]["cost"]["time"]
     assert cli("plan", *words, "--gpu", "t4", "--format", "json").json["rows"][0]["cost"]["time"] is None
-    assert "there is no calibration of t4" in cli("plan", *words, "--gpu", "t4", "--time").err  # below 25 ms
+    assert "t4 has no calibration" in cli("plan", *words, "--gpu", "t4", "--time").err  # below 25 ms
 
 
 def test_on_a_calibrated_card_the_order_of_plans_is_that_of_their_times(stored):

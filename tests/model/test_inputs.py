@@ -43,7 +43,7 @@ def test_encoder_states_need_cross_attention(tiny):
 
 def test_chunks_must_divide_the_sequence(tiny):
     model = bertscope.BertModel(replace(tiny, chunk_size_feed_forward=3))
-    with pytest.raises(bertscope.BertscopeError, match="seq 4 is no multiple of the model's chunk_size_feed_forward 3"):
+    with pytest.raises(bertscope.BertscopeError, match="seq 4 is not a multiple of the model's chunk_size"):
         bertscope.estimate(model.config, batch=1, seq=4)
     with pytest.raises(ValueError, match="length 4 is not divisible by chunk_size_feed_forward 3"):
         model(IDS)

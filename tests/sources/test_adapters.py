@@ -98,7 +98,9 @@ def test_settings_that_peft_refuses_together_are_one_line(adapter, cli):
 def test_a_name_that_the_base_model_does_not_have_is_one_line(adapter, cli):
     result = cli("count", str(adapter(target_modules=["q_proj"])))
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert re.search(r"adapter_config\.json:\d+: .* has no module 'q_proj' to adapt; choose from dense, key", result.err)
+    assert re.search(
+        r"adapter_config\.json:\d+: .* has no module 'q_proj' to adapt; choose from dense, key", result.err
+    )
 
 
 # Further settings of an adapter on the tiny BERT, and the words of the adapter that each parameter's path has.

@@ -75,7 +75,7 @@ def read_grid(grid: str | os.PathLike[str] | Mapping[str, Any], *, allow_code: b
 
 def _read_file(path: Path, allow_code: bool) -> Source:
     if path.suffix not in (".yaml", ".yml"):
-        raise SourceError(f"{path} is no .yaml file; {_GRID_FORM}")
+        raise SourceError(f"{path} is not a .yaml file; {_GRID_FORM}")
     with readable(path):
         entries = read_yaml(read_text(path, _GRID_FORM), path, form=_GRID_FORM)
     for name, entry in entries.items():

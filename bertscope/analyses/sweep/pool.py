@@ -242,7 +242,7 @@ def cluster_address(address: str | None) -> str:
     scheduler = address or os.environ.get("DASK_SCHEDULER_ADDRESS") or ""
     if not scheduler or scheduler == "local":
         raise SelectionError(
-            "--engine dask computes on a cluster that runs already; give its address by --address or "
+            "--engine dask needs a running cluster; give its address with --address or "
             "DASK_SCHEDULER_ADDRESS, or use --engine local"
         )
     return scheduler
@@ -278,7 +278,7 @@ def dask_rows(tasks: Sequence[Task], address: str) -> Iterator[SweepRow]:
 # ---- the file of the results ----
 
 MAX_LINE_BYTES = 2**20  # a row has 1.5 KB
-_RESULTS = "name a file, from which a sweep can go on"
+_RESULTS = "name a file that a sweep can resume from"
 _START = f'{{"schema":{SCHEMA},"key":"'.encode()
 _OTHER_SCHEMA = re.compile(rb'\{(?:"schema":([0-9]{1,9}),)?"key":"[0-9a-f]{32}"')  # rows of schema 1 do not name it
 _KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -313,7 +313,7 @@ class ResultsFile:
         with open_file(self.path, _RESULTS) as file:
             written = file.read()
         if len(written) != self.size_bytes:
-            notify(f"{self.path} was changed by another program; its rows are not put in order")
+            notify(f"{self.path} was changed by another program; its rows are not sorted")
         elif content != written:
             write_file(self.path, content)
 
@@ -337,7 +337,7 @@ class ResultsFile:
                     for start in starts
                 ):
                     os.ftruncate(self.descriptor, self.size_bytes)
-                    notify(f"{self.path}:{number} was not written to its end; its point is computed again")
+                    notify(f"{self.path}:{number} is incomplete; its point is computed again")
                 else:
                     raise self._not_a_row(line, number)
 
@@ -359,9 +359,9 @@ class ResultsFile:
         raise self._not_a_row(line, number)
 
     def _not_a_row(self, line: bytes, number: int) -> SourceError:
-        match, what = _OTHER_SCHEMA.match(line), "no row of a sweep"
+        match, what = _OTHER_SCHEMA.match(line), "not a row of a sweep"
         if match and (schema := int(match[1] or 1)) != SCHEMA:
-            what = f"a row of schema {schema}; this version goes on from {SCHEMA}"
+            what = f"a row of schema {schema}; this version resumes from {SCHEMA}"
         return SourceError(f"{what}; name another file", where=f"{self.path}:{number}")
 
     def done(self) -> set[str]:
@@ -391,7 +391,7 @@ def results_file(path: Path, points: Mapping[str, Mapping[str, Any]]) -> Iterato
             except OSError as error:  # a file system without locks
                 is_ours = not isinstance(error, BlockingIOError)
             if not is_ours:
-                raise SourceError(f"another sweep writes to {path}; wait for its end, or name another file")
+                raise SourceError(f"another sweep is writing to {path}; wait until it ends, or name another file")
         results = ResultsFile(path, descriptor, points)
         results.read()
         yield results

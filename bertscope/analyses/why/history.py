@@ -298,7 +298,7 @@ def read_history(data: Any) -> History:
     snapshot: dict[str, Any] = {"segments": data} if isinstance(data, list) else data if isinstance(data, dict) else {}
     segments, traces = (snapshot.get(key, []) for key in ("segments", "device_traces"))
     if not isinstance(segments, list) or not isinstance(traces, list) or not (segments or any(traces)):
-        raise SourceError("no memory snapshot: it has neither segments nor events")
+        raise SourceError("not a memory snapshot: it has neither segments nor events")
     reader = _Reader()
     devices: dict[int, list[dict[str, Any]]] = defaultdict(list)
     events = {device: trace_events for device, trace in enumerate(traces) if (trace_events := reader.dicts(trace))}
@@ -322,7 +322,7 @@ class _Reader:
         if self.left < 0:
             raise SourceError(f"more than {MAX_ITEMS:,} segments, blocks and events")
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise SourceError("no memory snapshot: a segment, a block or an event is no dict")
+            raise SourceError("not a memory snapshot: a segment, a block or an event is not a dict")
         return items
 
     def stack(self, frames: Any) -> StackKind:
@@ -398,5 +398,5 @@ class _Reader:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**64:
-        raise SourceError("no memory snapshot: a size or an address is no number")
+        raise SourceError("not a memory snapshot: a size or an address is not a number")
     return value

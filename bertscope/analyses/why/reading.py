@@ -95,7 +95,7 @@ def answer_of(path: str, name: str) -> tuple[str, str]:
         raise
     except Exception as error:  # damaged bytes raise many kinds
         what = one_line(f"{type(error).__name__}: {str(error)[:80]}")
-        return "refused", f"{name}: damaged, or no file that 'why' reads ({what}); {_GIVE}"
+        return "refused", f"{name}: damaged, or not a file that 'why' reads ({what}); {_GIVE}"
 
 
 def report_of(file: BinaryIO, name: str) -> WhyReport:

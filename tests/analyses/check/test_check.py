@@ -75,7 +75,9 @@ def test_write_makes_a_new_file_that_names_its_model(cli, tmp_path, monkeypatch)
     (tmp_path / "ci").mkdir()
     monkeypatch.chdir(tmp_path)
     assert cli("check", "bert.json", "-a", "BertModel", "--write", "ci/a.bertscope.yaml").code == 0
-    assert Path("ci/a.bertscope.yaml").read_text().startswith('model: "../bert.json"\narchitecture: BertModel\nexpected:')
+    assert (
+        Path("ci/a.bertscope.yaml").read_text().startswith('model: "../bert.json"\narchitecture: BertModel\nexpected:')
+    )
     assert cli("check", "bert-tiny", "--write", "b.bertscope.yaml").code == 0
     assert cli("check").code == 0
     assert "b.bertscope.yaml exists; name a new file" in cli("check", "bert-tiny", "--write", "b.bertscope.yaml").err

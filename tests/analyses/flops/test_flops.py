@@ -26,7 +26,7 @@ def total(preset: str, architecture: str, seq: int, **options) -> int:
     return run.at(1, seq).rows[0].total.matmul_flops
 
 
-# Matrix products alone, a multiply-add is 2, two labels, batch 1; found with another program.
+# Matrix products alone, a multiply-add counts as 2, two labels, batch 1; found with another program.
 EXACT = [
     ("bert-base-chinese", 128, (22_348_434_432, 67_045_303_296, 89_392_555_008)),
     ("bert-large-uncased", 128, (78_922_125_312, 236_766_375_936, 315_686_400_000)),

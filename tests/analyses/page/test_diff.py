@@ -61,6 +61,6 @@ def test_the_command_shows_what_differs_and_exits_as_asked(cli, tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text((preset_dir() / "bert-tiny.yaml").read_text())
     same = cli("diff", mine, "bert-tiny", "--exit-code")
-    assert (same.code, same.out.splitlines()[0]) == (0, "The two do not differ.")
+    assert (same.code, same.out.splitlines()[0]) == (0, "No differences.")
     data = cli("diff", "bert-tiny", "bert-mini", "--format", "json").json
     assert (data["kind"], data["fields"][0]["field"]) == ("diff", "hidden_size")
