@@ -294,7 +294,7 @@ def a_factory_that_asks_where_nobody_answers(folder: Path) -> list[object]:
 # Generator -> exit code, and words of the line on stderr.
 FOLDERS: dict[Callable[[Path], list[object]], tuple[int, str]] = {
     copies_that_only_the_shards_together_make: (2, "copied elements"),
-    shards_that_are_one_file: (2, "shards s0.safetensors and s1.safetensors are one file"),
+    shards_that_are_one_file: (2, "shards s0.safetensors and s1.safetensors are the same file"),
     an_index_of_ten_thousand_and_one_shards: (2, "more than 10,000 shards"),
     verified_names_that_are_not_printable: (1, ""),
     a_factory_that_asks_where_nobody_answers: (2, "EOF"),

@@ -340,7 +340,7 @@ WORDS = {
     "--batch-size": "--batch", "--per-device-train-batch-size": "--batch", "--grad-accum": "--accumulate",
     "--gradient-checkpointing": "--checkpointing full", "--8bit": "--optimizer adamw-8bit", "--json": "--format json",
     "--memory": "--budget", "--vram": "--budget", "--num-gpus": "--world-size", "--use-lora": "--lora",
-    "--lr": "no number depends", "--fp8": "not modelled", "--int8": "--quantize int8", "--devices": "--world-size",
+    "--lr": "it changes no result", "--fp8": "not modelled", "--int8": "--quantize int8", "--devices": "--world-size",
     "--kv-cache": "--mode inference", "--num-hidden-layers": "config.json", "--offload": "--offload-optimizer",
 }  # fmt: skip
 

@@ -122,4 +122,4 @@ def test_a_large_file_is_left_out_and_too_many_are_refused(cli, repository, monk
 def test_outside_a_repository_git_says_so(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert "git fails: fatal: not a git repository" in cli("diff", "--base", "HEAD", "config.json").err
+    assert "git failed: fatal: not a git repository" in cli("diff", "--base", "HEAD", "config.json").err

@@ -605,7 +605,7 @@ def test_a_script_without_a_report_is_one_line_with_its_exit_code(script, code, 
 )  # fmt: skip
 def test_without_an_optimizer_step_in_its_own_process_the_answer_says_so(script, cli, code, exit_code, answer):
     done = cli("run", "--gpu", "t4", "--snapshot", "step.pickle", script(STEP + code))
-    assert (Path("step.pickle").exists(), "step.pickle is not written" in done.err) == (not exit_code, bool(exit_code))
+    assert (Path("step.pickle").exists(), "did not write step.pickle" in done.err) == (not exit_code, bool(exit_code))
     assert (done.code, answer in done.out, "Fits on t4" in done.out) == (exit_code, True, exit_code == 0), done.out
 
 

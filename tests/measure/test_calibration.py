@@ -183,8 +183,8 @@ def test_a_named_file_that_cannot_be_used_is_an_error(cli, home, monkeypatch, op
         (lambda data: data["steps"][2]["work"]["matmul_flops"].update(bf16=-1), "number that no GPU has"),
         (lambda data: data["steps"][2].update(context_bytes="many"), "must be"),
         (lambda data: data["machine"].update(memory_bytes=[9]), "must be"),
-        (lambda data: data.update(kind="presets", rows=[]), "is no calibration"),
-        (lambda data: data.update(more="x" * (2 << 20)), "is no calibration"),
+        (lambda data: data.update(kind="presets", rows=[]), "is not a calibration"),
+        (lambda data: data.update(more="x" * (2 << 20)), "is not a calibration"),
     ],
 )
 def test_a_hostile_file_is_refused_and_passed_over(stored, change, words):

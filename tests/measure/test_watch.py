@@ -86,7 +86,7 @@ def test_a_failure_inside_ends_no_training(name, strict, monkeypatch):
         warnings.simplefilter("error" if strict else "always", BertscopeWarning)
         with bertscope.watch(model, optimizer, show=broken if name == "show" else None):
             assert len(train(model, optimizer)) == 8
-    assert strict or any("not watched any longer: RuntimeError: broken" in str(item.message) for item in noted)
+    assert strict or any("no longer watched: RuntimeError: broken" in str(item.message) for item in noted)
     assert not any(hooks_of(model, optimizer))
     assert _get_current_dispatch_mode() is None
 

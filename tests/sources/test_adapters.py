@@ -99,7 +99,7 @@ def test_a_name_that_the_base_model_does_not_have_is_one_line(adapter, cli):
     result = cli("count", str(adapter(target_modules=["q_proj"])))
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert re.search(
-        r"adapter_config\.json:\d+: .* has no module 'q_proj' to adapt; choose from dense, key", result.err
+        r"adapter_config\.json:\d+: .* has no module 'q_proj' to adapt; choose from classifier", result.err
     )
 
 

@@ -85,7 +85,7 @@ def test_the_details_have_class_parameters_shapes_flops_and_tensors():
     found = {item.path: item for item in items(has_shapes=True, frozen=("query.bias",))}
     assert list(details(found[QUERY], 3160)) == [
         QUERY, "class       Linear", "parameters  288 = 4 x 72, 9.11 %, summed over layers", "  unique    288",
-        "  trainable 256", "bytes       1.12 KiB", "input       [2, 5, 8]", "output      [2, 5, 8]",
+        "  trainable 256", "size        1.12 KiB", "input       [2, 5, 8]", "output      [2, 5, 8]",
         "forward     5.12 KFLOP in matrix products", "  weight [8, 8] 64", "  bias [8] 8, frozen",
     ]  # fmt: skip
     decoder = details(found["cls.predictions.decoder"], 3160)
@@ -107,7 +107,7 @@ def test_a_checkpoint_has_the_modules_of_its_names_with_their_tensors(tmp_path):
     found = items_of(stored_report(checkpoint, by="tree"), stored_report(checkpoint))
     query = next(item for item in found if item.path == QUERY.removeprefix("bert."))
     assert list(details(query, found[0].params)) == [
-        query.path, "dtype       float32", "parameters  288 = 4 x 72, 10.08 %", "bytes       1.12 KiB",
+        query.path, "dtype       float32", "parameters  288 = 4 x 72, 10.08 %", "size        1.12 KiB",
         "  bias [8] float32", "  weight [8, 8] float32",
     ]  # fmt: skip
     _, text, places = explored("slash", "=query", "enter", found=found)

@@ -87,7 +87,7 @@ def test_write_refuses_a_file_that_expects_something_and_leaves_it_alone(cli, pr
     before = preset.read_text()
     result = cli("check", "--write", "mine.yaml")
     assert result.code == 2
-    assert "expects 15 things already" in result.err
+    assert "already has 15 expectations" in result.err
     assert preset.read_text() == before
     preset.write_text("expected:\n" + before.partition("expected:")[0])
     assert "plain 'key: value' lines" in cli("check", "--write", "mine.yaml").err

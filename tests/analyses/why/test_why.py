@@ -252,7 +252,7 @@ def test_an_allocation_beyond_the_estimate_of_the_step_asks_for_the_settings_fir
     first, fix, *_ = display(report, "table").splitlines()
     needed = sum(part.estimated_bytes or 0 for part in report.parts)
     assert first == f"These settings need {bytes_text(needed)} of tensors, but 14.06 GiB was allocated."
-    assert fix.startswith("Fix: Are batch, seq, precision and architecture those of the run?")
+    assert fix.startswith("Fix: Are batch, seq, precision and architecture right?")
 
 
 FULL = (
