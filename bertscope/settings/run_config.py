@@ -425,7 +425,7 @@ class Measurement(Settings):
     """The way in which a real step is run and measured."""
 
     steps: int | None = row(
-        None, "The number of timed steps; 0 measures memory only. The default is 2 to 10, by the time of a step.",
+        None, "The number of timed steps; 0 measures memory only. The default is 2 to 10; slow steps get fewer.",
         kind=int, section="measurement", below=1001, metavar="N",
     )
     threads: int | None = row(

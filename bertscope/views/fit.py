@@ -160,7 +160,7 @@ def _answering_row(report: FitReport) -> FitRow:
 def notes(report: FitReport, target: Target | None = None) -> Iterator[str]:
     """Yield the notes: what may change the answer first, then how the numbers were obtained."""
     yield Heading("Settings")
-    yield step.assumed(report)
+    yield step.assumed(report, *_sizes(report))
     yield Heading("What may change the answer")
     row = _answering_row(report)
     if other := [one for one in report.rows if one.other_head_answer not in ("", one.answer)]:
@@ -276,12 +276,15 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
 
 
 def _settings(report: FitReport) -> str:
-    row = _answering_row(report)
-    length = [] if report.length_given else [f"seq {count_text(row.seq)}"]
     on_cpu = f"CPU ({named('device')} cuda for a GPU)" * (report.run.device == CPU and not report.gpu)
+    return step.settings_line(report, *_sizes(report), on_cpu)
+
+
+def _sizes(report: FitReport) -> list[str]:
+    """Return the length and the precision in words; the answer names one of several precisions."""
+    length = [] if report.length_given else [f"seq {count_text(_answering_row(report).seq)}"]
     precisions = dict.fromkeys(step.precision_text(report, one.precision) for one in report.rows)
-    shown = (text for text in precisions if len(precisions) == 1 or "(" in text)  # the answer names one of several
-    return step.settings_line(report, *length, *shown, on_cpu)
+    return [*length, *(text for text in precisions if len(precisions) == 1 or "(" in text)]
 
 
 def _compared_settings(reports: Sequence[FitReport]) -> str:

@@ -238,14 +238,14 @@ def _device_notes(report: MemoryReport, cost: StepCost) -> Iterator[str]:
         return
     more = ""
     if cost.allocated and cost.allocated.low_bytes < cost.allocated.high_bytes:
-        more = f", {step.span_text(cost.allocated)} by what ran before"
+        more = f", {step.span_text(cost.allocated)} depending on what ran before"
     yield f"allocated: torch.cuda.max_memory_allocated(), with {bytes_text(cost.workspace_bytes)} for cuBLAS{more}."
     loaded = cost.reserved_loaded_bytes
     more = f"; {bytes_text(loaded)} if weights were loaded there, until empty_cache()" if loaded else ""
     if cost.reserved and cost.reserved.low_bytes < cost.reserved.high_bytes:
-        more = f", by cuBLAS's place{more}"
+        more = f", depending on where cuBLAS allocates{more}"
     yield f"reserved: torch.cuda.max_memory_reserved(){more}."
-    how = "measured" if is_calibrated else "by GPU and torch"
+    how = "measured" if is_calibrated else "depending on GPU and torch"
     most = step.span_text(ByteRange(low_bytes=cost.gpu_bytes - high + low, high_bytes=cost.gpu_bytes))
     yield f"on the GPU: {most} in nvidia-smi, with a context of {step.span_text(cost.context)} ({how})."
     if cost.limit_bytes is not None:

@@ -202,9 +202,13 @@ def _options(settings: dict[str, Any]) -> str:
     return shlex.join(options)
 
 
-def _settings(report: PlanReport) -> str:
+def _sizes(report: PlanReport) -> list[str]:
     run, batch = report.run, "" if report.batch_total else f"batch {count_text(report.run.batch)}"
-    return step.settings_line(report, batch, f"seq {run.seq}", step.precision_text(report, run.precision))
+    return [batch, f"seq {run.seq}", step.precision_text(report, run.precision)]
+
+
+def _settings(report: PlanReport) -> str:
+    return step.settings_line(report, *_sizes(report))
 
 
 def _tip(report: PlanReport) -> str:
@@ -228,8 +232,8 @@ def _tip(report: PlanReport) -> str:
 def notes(report: PlanReport, target: Target | None = None) -> Iterator[str]:
     """Yield the next faster plan first, then how the numbers were obtained."""
     yield Heading("Settings")
-    order = "least time of a step, by the calibration" if report.objective == TIME else "fewest recompute FLOPs"
-    yield f"{step.assumed(report, report.run.precision)}; {order} first"
+    order = "shortest step by the calibration" if report.objective == TIME else "fewest recompute FLOPs"
+    yield f"{step.assumed(report, *_sizes(report))}; {order} first"
     yield Heading("What the table says")
     row = report.first
     if row.changes:
