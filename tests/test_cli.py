@@ -132,7 +132,6 @@ def test_expect_passes_on_the_number_of_either_convention_and_names_it(cli, numb
 def test_a_badge_is_the_json_of_shields_endpoint(cli):
     badge = {"schemaVersion": 1, "label": "parameters", "message": "4.39 M", "color": "blue"}
     assert cli("count", "bert-tiny", "--format", "badge").json == badge
-    assert "--format badge takes one MODEL" in cli("count", "bert-tiny", "bert-mini", "--format", "badge").err
     with pytest.raises(bertscope.BertscopeError, match="there is no badge of this report"):
         bertscope.tree("bert-tiny").shown("badge")
 
@@ -350,15 +349,6 @@ def test_a_word_of_another_tool_is_answered_with_the_own_one(cli, command, word)
     result = cli(command, "bert-tiny", word + "=4" * (command == "count"))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert WORDS[word] in result.err
-
-
-@pytest.mark.parametrize(("word", "said"), [
-    ("parmas", "'bertscope count MODEL'"), ("cuont", "did you mean 'count'"), ("chat", "known: check"),
-])  # fmt: skip
-def test_a_mistyped_command_is_answered_with_a_near_one_only(cli, word, said):
-    result = cli(word, "bert-tiny")
-    assert result.code == 2
-    assert said in result.err
 
 
 @pytest.mark.parametrize("word", REMOVED)

@@ -79,14 +79,11 @@ def test_the_table_is_for_the_command_line_only(folder):
     assert bertscope.estimate("bert-tiny", seq=8).run.precision == "fp32"
 
 
-def test_a_table_of_another_type_and_a_file_that_is_too_large_are_one_line(cli, folder):
-    for text, message in (("[tool]\nbertscope = 3\n# [tool.bertscope]", "must be a table"),
-                          ("[tool.bertscope]\n#" + " " * 2**20, "has more than 1,048,576 bytes")):  # fmt: skip
-        (folder / "pyproject.toml").write_text(text)
-        _read.cache_clear()
-        result = cli("count", "bert-tiny")
-        assert (result.code, result.err.count("\n")) == (2, 1)
-        assert message in result.err
+def test_a_file_that_is_too_large_is_one_line(cli, folder):
+    (folder / "pyproject.toml").write_text("[tool.bertscope]\n#" + " " * 2**20)
+    result = cli("count", "bert-tiny")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "has more than 1,048,576 bytes" in result.err
 
 
 def test_a_project_without_the_table_is_not_parsed(cli, folder):

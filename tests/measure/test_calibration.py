@@ -284,19 +284,11 @@ def test_rates_that_cannot_be_measured_are_named_and_the_step_is_saved(cli, card
     assert (found.rates, len(found.steps), found.context_bytes) == ({}, 1, (CONTEXT, CONTEXT))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ((), "--save measures a CUDA GPU in one process: give --device cuda, and no --nproc"),
-        (("--device", "cuda", "--nproc", "2", "--strategy", "ddp"), "--save measures a CUDA GPU in one process"),
-        (("--device", "cuda"), "torch finds no CUDA device here"),
-    ],
-)
-def test_save_without_a_cuda_card_is_an_error_that_says_what_to_do(cli, monkeypatch, tmp_path, options, words):
+def test_save_without_a_cuda_card_is_an_error_that_says_what_to_do(cli, monkeypatch, tmp_path):
     monkeypatch.setattr("bertscope.api.memory.may_have_cuda", lambda: False)
-    result = cli("profile", "bert-tiny", *options, "--save", tmp_path / "card.json")
+    result = cli("profile", "bert-tiny", "--device", "cuda", "--save", tmp_path / "card.json")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert words in result.err
+    assert "torch finds no CUDA device here" in result.err
     assert not (tmp_path / "card.json").exists()
 
 
@@ -471,28 +463,6 @@ def test_an_epoch_costs_its_hours_by_the_price_and_the_cheapest_gpu_is_first(cli
     assert "cost of an epoch" in cli(*step, "--sequences", "100").out
     (tmp_path / "lengths.txt").write_text("64\n128\n" * 32)
     assert "cost of an epoch" in cli(*step, "--lengths", tmp_path / "lengths.txt").out
-
-
-BROKEN = {
-    "prices: {t4: 1}\n": "prices.yaml:1: lacks date",
-    "date: 2026-01-01\n": "prices.yaml:1: lacks prices",
-    "date: soon\nprices: {t4: 1}\n": "prices.yaml:1: date must be the day of the prices",
-    "date: 2026-01-01\nprices: {t4: 0}\n": "prices.yaml:2: t4 must be the price of an hour, a number above 0",
-    "date: 2026-01-01\nprices: {t44: 1}\n": "unknown GPU 't44'",
-    "date: 2026-01-01\nprices: [1]\n": "prices.yaml:2: prices must hold 'key: value' lines",
-    "date: 2026-01-01\nprices: {t4: .inf}\n": "a number above 0",
-    "date: 2026-01-01\nprices: {t4: !!python/object/apply:os.system [touch x]}\n": "prices.yaml:2: ",
-    "date: 2026-01-01\ncost: 1\nprices: {t4: 1}\n": "unknown key 'cost' in a file of prices",
-    "date: 2026-01-01\ncurrency: [1]\nprices: {t4: 1}\n": "currency must be a short word",
-}
-
-
-@pytest.mark.parametrize("text", BROKEN)
-def test_a_broken_file_of_prices_is_one_line(cli, tmp_path, text):
-    (tmp_path / "prices.yaml").write_text(text)
-    done = cli("estimate", "bert-tiny", "--gpu", "t4", "--sequences", "9", "--price", tmp_path / "prices.yaml")
-    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert BROKEN[text] in done.err
 
 
 def test_plan_shows_the_time_of_each_plan_on_a_calibrated_card_without_being_asked(cli, stored):
