@@ -64,12 +64,11 @@ _TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-
 _ROWS = {name: _row(**row) for name, row in _TABLE["gpus"].items()}
 # The lowest and the highest CUDA context of a GPU that was published, in MiB, and the source of each.
 _CONTEXTS: dict[str, list[Any]] = _TABLE["contexts_mib"]
-# Cards of that table which are not in the first one: their contexts are those of their compute capability.
-_OTHERS: dict[str, Capability] = {name: (major, minor) for name, (major, minor) in _TABLE["other_capabilities"].items()}
 # The GPU of a cloud's instance, by the beginning of its name (the documentation of AWS, Google Cloud and Azure).
 _INSTANCES: dict[str, str] = _TABLE["instances"]
 # Words that nvidia-smi, torch and clouds add to a name; a GPU is known without them.
-_ADDED = {"nvidia", "geforce", "tesla", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "pcie", "generation", "gpu"}
+_ADDED = {"nvidia", "geforce", "tesla", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "pcie", "generation", "gpu",
+          "blackwell", "workstation", "server", "edition"}  # fmt: skip
 # The range over all GPUs with a published context, for those without one of their compute capability.
 _LOWS, _HIGHS, _ = zip(*_CONTEXTS.values(), strict=True)
 CONTEXT_BYTES: tuple[int, int] = min(_LOWS) * _MIB, max(_HIGHS) * _MIB
@@ -83,8 +82,7 @@ def _context(name: str, row: _Row) -> tuple[int, int, str]:
     low, high, published = _CONTEXTS.get(name, (0, 0, ""))
     if low < high:
         return low, high, published
-    known = _OTHERS | {gpu: other.capability for gpu, other in _ROWS.items()}
-    alike = [gpu for gpu in _CONTEXTS if known[gpu] == row.capability]
+    alike = [gpu for gpu in _CONTEXTS if _ROWS[gpu].capability == row.capability]
     least = min(alike, key=lambda gpu: _CONTEXTS[gpu][0], default="")
     most = max(alike, key=lambda gpu: _CONTEXTS[gpu][1], default="")
     if not alike or _CONTEXTS[least][0] == _CONTEXTS[most][1]:
@@ -153,7 +151,8 @@ def half_precision(gpu: Gpu | None) -> str:
 def find_gpu(name: str) -> Gpu:
     """Return the GPU of that name in any spelling; raises SelectionError for an unknown one."""
     spelling = re.sub(r"[\s_]+", "-", name.strip().lower())
-    instance = next((gpu for pattern, gpu in _INSTANCES.items() if re.match(pattern, spelling)), "")
+    instance = next((gpu for pattern, gpu in _INSTANCES.items() if re.match(rf"(ml\.)?{pattern}", spelling)), "")
+    spelling = spelling.replace("mobile", "laptop")
     spelling = re.sub(r"(?<=[0-9])(?=ti|super)|(?<=rtx|gtx)(?=[0-9])", "-", spelling)  # rtx4060ti
     wanted = instance or "-".join(word for word in spelling.split("-") if word not in _ADDED)
     sized = re.fullmatch(r"(.+)-([0-9]{1,3})-?gb?", wanted, re.ASCII)  # A10G 24GB, where there is one size
@@ -170,8 +169,9 @@ def find_gpu(name: str) -> Gpu:
     budget = f"give 'fit' or 'plan' its memory, {name_of('budget')} 16GiB with {name_of('device')} cuda"
     if re.fullmatch(_TABLE["not_modelled"], wanted):
         raise SelectionError(f"GPU {name[:40]!r} is not modelled: only NVIDIA's are; {budget}")
-    near = suggestion(wanted, GPUS)  # all GPUs, too many to name, where none is near
-    near = near if near.endswith("?") else f"use a name such as t4, or {budget}"
+    alike = [gpu for gpu in GPUS if gpu.endswith("-laptop") == ("laptop" in wanted)]  # its memory is another
+    near = suggestion(wanted, alike)  # all GPUs, too many to name, where none is near
+    near = f"{near} Or {budget}" if near.endswith("?") else f"use a name such as t4, or {budget}"
     hint = f"say which: {', '.join(sizes)}" if sizes else near
     raise SelectionError(f"unknown GPU {name[:40]!r}; {hint}")
 

@@ -54,6 +54,9 @@ SPELLINGS = {
     "Tesla T4": "t4", "NVIDIA A100-SXM4-80GB": "a100-80gb", "RTX 6000 Ada Generation": "rtx-6000-ada",
     "3090": "rtx-3090",
 "rtx4070ti": "rtx-4070-ti", "rtx 3080": "rtx-3080-10gb", "g5.xlarge": "a10g", "Standard_NC4as_T4_v3": "t4",
+    "rtx 4070 laptop": "rtx-4070-laptop", "RTX 4070 Laptop GPU": "rtx-4070-laptop", "rtx4070-laptop": "rtx-4070-laptop",
+    "NVIDIA GeForce RTX 3070 Mobile": "rtx-3070-laptop", "Tesla P4": "p4", "L40": "l40", "ml.g5.xlarge": "a10g",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000", "RTX PRO 6000": "rtx-pro-6000",
     "a2-highgpu-1g": "a100-40gb", "p3.2xlarge": "v100-16gb", "g6e.12xlarge": "l40s",
 }  # fmt: skip
 
@@ -65,7 +68,8 @@ def test_a_gpu_has_the_names_of_torch_and_of_clouds_too(spelling, name):
 
 @pytest.mark.parametrize(("name", "remedy"), [
     ("rtx 4060 ti", "rtx-4060-ti-16gb"), ("a100", "a100-40gb"), ("rtx-4091", "rtx-4090"), ("MI300X", "budget"),
-    ("Apple M3 Max", "budget"),
+    ("Apple M3 Max", "budget"), ("rtx-4091", "budget 16GiB with device cuda"), ("l41", "did you mean 'l4' or 'l40'. Or give"),
+    ("rtx 4080 laptop", "did you mean 'rtx-4070-laptop' or 'rtx-3070-laptop'.*budget"),
 ])  # fmt: skip
 def test_a_gpu_that_is_not_clear_or_not_modelled_names_what_to_say(name, remedy):
     with pytest.raises(SelectionError, match=remedy):
