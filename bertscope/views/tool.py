@@ -131,6 +131,11 @@ def _by_class(report: reports.PresetsReport, target: Target | None) -> list[Tabl
     return [Table((attribute(name, "name"), *_PRESET), classes[name]) for name in sorted(classes)]
 
 
+def _tip(report: reports.PresetsReport) -> str:
+    name = report.rows[0].name if len(report.rows) == 1 else "PRESET"
+    return command_text("count", {"model": name}, {}, f"bertscope.count({name!r})")
+
+
 presets = View(
     answer=lambda report: f"{counted(len(report.rows), 'preset')}.",
     settings=lambda report: (
@@ -142,7 +147,7 @@ presets = View(
         "parameters: every tensor once; sum over layers: a tied tensor at every layer that uses it",
         "'bertscope check --presets' compares both with the built models",
     ),
-    tip=lambda report: f"bertscope count {report.rows[0].name if len(report.rows) == 1 else 'PRESET'}",
+    tip=_tip,
 )
 schemas = View(
     answer=lambda report: f"{len(report.rows)} report kinds.",
