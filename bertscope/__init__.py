@@ -37,8 +37,9 @@ def __getattr__(name: str) -> object:
         return ["__version__", *homes]
     if name not in homes:
         raise AttributeError(f"module 'bertscope' has no attribute {name!r}")
-    import_module("bertscope.reports.base").set_display(_display)
-    return getattr(import_module(homes[name]), name)
+    with import_module("bertscope.errors").importing(name):
+        import_module("bertscope.reports.base").set_display(_display)
+        return getattr(import_module(homes[name]), name)
 
 
 def public_names() -> dict[str, str]:

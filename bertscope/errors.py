@@ -227,9 +227,11 @@ def told(error: BaseException) -> BertscopeError | None:
 
 @contextmanager
 def importing(package: str, *prefixes: str) -> Iterator[None]:
-    """Raise a SourceError that names the environment variables with these prefixes if the import refuses a value."""
+    """Raise a SourceError that names what is not installed, or the variables with these prefixes that it refuses."""
     try:
         yield
+    except ModuleNotFoundError as error:
+        raise told(error) or error from None
     except (ValueError, AttributeError, FileNotFoundError, PermissionError) as error:
         variables = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
         if not variables:

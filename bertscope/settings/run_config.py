@@ -13,6 +13,7 @@ from importlib.metadata import version
 from operator import eq, ne, not_
 from typing import Any, NamedTuple
 
+from bertscope.errors import SelectionError
 from bertscope.gpus import GPUS, find_gpu, typed_prices
 from bertscope.settings import checkpointing as strategies
 from bertscope.settings import training
@@ -42,6 +43,7 @@ _TIMED_SECONDS = 15.0  # of all timed steps
 CACHE_VARIABLE = "BERTSCOPE_CACHE"  # of the environment: a folder in place of the user's, or empty for no cache
 # The loops, and what lives in them until the next forward has returned.
 LOOPS = {PLAIN: ("output", "loss"), TRAINER: ("loss",), FREED: (), LIGHTNING: ()}
+_NEWEST_TORCH = "2.15"  # with which .ci/versions ran; a newer installed one counts
 FOREACH_FROM = (2, 0)  # the optimizers' choice on CUDA (torch.optim, release notes)
 _OF_TRAINING = {"mode": partial(eq, TRAINING)}
 _WITH_LOSS = {"mode": (TRAINING, EVALUATION).__contains__}
@@ -65,9 +67,18 @@ def other_implementations(implementation: str, optimizer: str) -> str:
 
 
 def _version_text(text: str) -> str:
-    if re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9a-z+.]*)?", text, re.ASCII) is None:
+    """Return a version of torch that exists, from the oldest with a published measurement on."""
+    if re.fullmatch(r"[0-9]+\.[0-9]{1,3}(\.[0-9a-z+.]*)?", text, re.ASCII) is None:
         raise ValueError("a version such as 2.6")
-    return ".".join(text.split(".")[:2])
+    newest = max(_NEWEST_TORCH, installed_torch(), key=_numbers)
+    short = ".".join(text.split(".")[:2])
+    if not ((1, 8) <= _numbers(short) <= (1, 13) or (2, 0) <= _numbers(short) <= _numbers(newest)):
+        raise SelectionError(f"versions are 1.8 to 1.13 and 2.0 to {newest}; got {text[:40]!r}")
+    return short
+
+
+def _numbers(version_text: str) -> tuple[int, ...]:
+    return tuple(map(int, version_text.split(".")))
 
 
 @cache
@@ -353,7 +364,7 @@ class RunConfig(Settings):
     @property
     def torch_version(self) -> tuple[int, ...]:
         """Return the version of torch that the step has, or on a CPU the installed one."""
-        return tuple(map(int, (self.torch or installed_torch()).split(".")))
+        return _numbers(self.torch or installed_torch())
 
     def counted(self, **changes: Any) -> RunConfig:
         """Return a run with the settings that decide the FLOPs of this one, and changes."""

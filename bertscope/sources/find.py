@@ -133,20 +133,20 @@ def load(
     add_pooling_layer: bool | None = None,
     lora: Lora | str | None = None,
     download: bool = False,
-) -> BertSource:
-    """Return the BERT that `model` names, with the given options; only `fetched_folder` uses the network.
+) -> ModelSource:
+    """Return the model that `model` names, with the given options; only `fetched_folder` uses the network.
 
-    Raises SourceError if nothing has that name, SelectionError for another family, ConfigError for a wrong value
-    in the file.
+    Raises SourceError if nothing has that name, SelectionError for an option that another family does not have,
+    ConfigError for a wrong value in the file.
 
     >>> source = bertscope.load("bert-base-cased", architecture="BertForSequenceClassification", attention="eager")
     >>> source.config.num_hidden_layers, source.build().num_labels
     (12, 2)
     """
-    source = _find(CodeName(os.fspath(model)), download).require("this")
-    return source.with_options(
-        architecture=architecture, attention=attention, add_pooling_layer=add_pooling_layer, lora=lora
-    )
+    return find(
+        CodeName(os.fspath(model)), download=download, architecture=architecture, attention=attention,
+        add_pooling_layer=add_pooling_layer, lora=lora,
+    )  # fmt: skip
 
 
 def find(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import bertscope
 from bertscope.commands import exit_codes
 from tests.conftest import EVERY_CASE, ROOT, run_python
 from tests.measure.test_profile import (  # noqa: F401
@@ -72,6 +73,9 @@ def test_a_package_that_pip_left_out_is_one_line_that_installs_it(cli, monkeypat
     result = cli("presets")
     assert (result.code, result.out) == (2, "")
     assert result.err == "error: packages that bertscope needs are not installed; pip install 'torsh>=2.6'\n"
+    monkeypatch.setitem(sys.modules, "bertscope.api.memory", None)
+    with pytest.raises(bertscope.BertscopeError, match=r"not installed; pip install 'torsh>=2.6'"):
+        _ = bertscope.lengths
     monkeypatch.setattr("importlib.metadata.requires", lambda name: ["typer>=0.26"])
     assert cli("presets").code == 70  # a file of bertscope is missing, or a package's own
 

@@ -291,8 +291,15 @@ def test_without_transformers_another_family_names_the_extra(cli, tmp_path, monk
     result = cli("count", tmp_path)
     assert result.code == 2
     assert "pip install 'bertscope[transformers]'" in result.err
-    with pytest.raises(SelectionError, match="this is for BERTs only"):  # with the extra or without
+    with pytest.raises(BertscopeError, match="needs the extra 'transformers'"):
         bertscope.load(tmp_path)
+
+
+def test_a_model_of_another_family_is_loaded_with_adapters_as_the_error_advises():
+    with pytest.raises(SelectionError, match="give bertscope"):
+        bertscope.estimate("gpt2", lora="r=8")
+    report = bertscope.count(bertscope.load("gpt2", lora="r=8"))
+    assert report.totals.distinct_params == 124_439_808 + 12 * 8 * (768 + 3 * 768)  # of c_attn
 
 
 def test_a_checkpoint_as_model_takes_the_configuration_beside_it(cli, tmp_path, tiny):
