@@ -214,7 +214,7 @@ _PICKLES: dict[str, tuple[bytes, str]] = {
     "an extension": (b"\x80\x02\x82\x01.", "the instruction EXT1"),
     "an instance": (b"(iposix\nsystem\n.", "the instruction INST"),
     "an object of a class": (b"\x80\x02cposix\nsystem\n)\x81.", "it calls posix.system"),
-    "a call of a list": (b"\x80\x02])R.", "a call of what is not a name"),
+    "a call of a list": (b"\x80\x02])R.", "a call of something that is not a name"),
     "nothing": (b"\x80\x02.", "not the pickle"),
     "no mark": (b"\x80\x02t.", "not the pickle"),
     "no end": (b"\x80\x02}", "not the pickle"),

@@ -294,7 +294,7 @@ def _profile_module(request: Request, tensors: Any, name: str | None) -> MemoryR
 
     module: nn.Module = request.subject
     if unused := sorted(request.named & {"threads", "seed", "memory_limit", "timeout", "nproc"}):
-        text = f"{{{unused[0]}}} is of a new process, which builds its model; a module runs in this one: leave it out"
+        text = f"{{{unused[0]}}} is for a new process, which builds its model; a module runs in this one: leave it out"
         raise request.error(text, unused[0])
     if tensors is None:
         records = requests.resolved(request, None, precision=STORED, **requests.loop_of(module))[0]

@@ -268,7 +268,7 @@ class _Machine:
     def call(self) -> Any:
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
-            raise BadPickle("a call of what is not a name")
+            raise BadPickle("a call of something that is not a name")
         self.budget.spend("copied elements", sum(len(item) for item in arguments if isinstance(item, (list, tuple))))
         return called(function, arguments)
 

@@ -174,7 +174,7 @@ class Request(Record):
         if "checkpointing" not in self.named:
             return request.over(read_settings({"checkpointing": strategy}, records=self.row.records))
         if "checkpointing" not in self.row.compared:
-            raise self.error("give {checkpointing} or a plan, which is such a strategy", "checkpointing")
+            raise self.error("give {checkpointing} or a plan, which sets it", "checkpointing")
         sources = list(request.sources)
         strategies = [source.get("checkpointing") for source in sources]
         number, value = next((n, value) for n, value in enumerate(strategies) if value and not value.is_default)

@@ -112,9 +112,9 @@ def cache_folder() -> tuple[Path | None, str]:
         return None, f"{folder} is a link"
     if os.name == "posix":
         if status.st_mode & 0o022 or status.st_uid != os.getuid():
-            return None, f"others may write into {folder}, and so choose results"
+            return None, f"others can write into {folder} and so change results"
         if above is not None:
-            return None, f"others may write into {above}, and so put another folder at {folder}"
+            return None, f"others can write into {above} and so replace {folder}"
     return folder, ""
 
 

@@ -358,7 +358,7 @@ flops = View(
     answer=_flops_answer,
     settings=lambda report: ", ".join([title(report), *[_sizes(report)] * bool(report.batch)]),
     tip=lambda report: (
-        _next(report, "estimate", "estimate the memory of such a step", mode=None)
+        _next(report, "estimate", "estimate the memory of this step", mode=None)
         if report.mode == "training"
         else _next(report, "flops", "count a training step", mode="training")
     ),

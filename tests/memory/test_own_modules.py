@@ -214,5 +214,5 @@ def test_a_function_of_torchscript_has_the_memory_of_its_python(tmp_path, monkey
 
 def test_a_module_is_measured_in_this_process_so_settings_of_a_new_one_are_refused():
     for name, value in {"threads": 1, "seed": 1, "memory_limit": "2GiB", "timeout": 5.0, "nproc": 2}.items():
-        with pytest.raises(SelectionError, match=rf"^{name} is of a new process"):
+        with pytest.raises(SelectionError, match=rf"^{name} is for a new process"):
             profile(nn.Linear(4, 2), torch.randn(3, 4), steps=0, **{name: value})
