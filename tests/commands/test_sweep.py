@@ -55,7 +55,7 @@ def test_a_point_without_an_estimate_is_a_row_and_exit_code_1(cli, folder):
 
 def test_two_sweeps_do_not_write_to_one_file(tmp_path):
     path = tmp_path / "results.jsonl"
-    with results_file(path, {}), pytest.raises(SourceError, match="another sweep writes to"), results_file(path, {}):
+    with results_file(path, {}), pytest.raises(SourceError, match="another sweep is writing to"), results_file(path, {}):
         pass
 
 
@@ -67,7 +67,7 @@ def test_no_engine_starts_a_cluster(monkeypatch, words):
     from bertscope.analyses.sweep.pool import cluster_address
 
     monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
-    with pytest.raises(SelectionError, match="--engine dask computes on a cluster that runs already; give its addr"):
+    with pytest.raises(SelectionError, match="--engine dask needs a running cluster; give its addr"):
         cluster_address(words[-1] if words else None)
     assert cluster_address("tcp://127.0.0.1:1") == "tcp://127.0.0.1:1"
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:2")
