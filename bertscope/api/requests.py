@@ -257,9 +257,7 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any]) -> Reques
     row = QUESTIONS[question]
     request = model if isinstance(model, Request) else Request(question=question, subject=model)
     if of_model := next((name for name in OF_MODEL if name in settings), ""):
-        raise SelectionError(
-            f"{of_model} is for the model; give bertscope.load(MODEL, {of_model}=...) instead"
-        )
+        raise SelectionError(f"{of_model} is for the model; give bertscope.load(MODEL, {of_model}=...) instead")
     keywords = with_objects(settings, request.subject)
     request = replace(request, question=question)
     file, plan = (keywords.pop(name, None) if name in row.files else None for name in ("training_file", "plan"))

@@ -55,7 +55,11 @@ def test_a_point_without_an_estimate_is_a_row_and_exit_code_1(cli, folder):
 
 def test_two_sweeps_do_not_write_to_one_file(tmp_path):
     path = tmp_path / "results.jsonl"
-    with results_file(path, {}), pytest.raises(SourceError, match="another sweep is writing to"), results_file(path, {}):
+    with (
+        results_file(path, {}),
+        pytest.raises(SourceError, match="another sweep is writing to"),
+        results_file(path, {}),
+    ):
         pass
 
 
