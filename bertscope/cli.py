@@ -164,7 +164,7 @@ def _no_option(option: str, ctx: Any) -> str:
     from bertscope.settings.request import new_name
 
     word, name = option.strip("-").replace("-", "_"), ctx.command_path.partition(" ")[2]
-    word = "model" if word in ("model_name", "model_name_or_path", "model_id") else word
+    word = "model" if re.fullmatch("(hf_|pretrained_)?model(_(name|name_or_path|id|path))?|pretrained", word) else word
     params = ctx.command.params
     negated = ("dropout", "sandbox")
     forms = {row.name: f"--no-{row.name}" if row.name in negated else max(row.opts, key=len) for row in params}

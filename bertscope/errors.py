@@ -13,6 +13,7 @@ Every message is one line: what was given, what is allowed, what to do next. `pr
 
 from __future__ import annotations
 
+import builtins
 import difflib
 import os
 import re
@@ -20,12 +21,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import cache, wraps
+from inspect import formatannotation, signature
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bertscope.units import visible
 
 Value = TypeVar("Value")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def one_line(text: str, limit: int = 600) -> str:
@@ -51,9 +57,16 @@ _NAMED = re.compile("\x02([^\x03]+)\x03")
 def name_of(setting: str) -> str:
     """Return the name of a setting for an error; a command line shows its option, and Python its keyword.
 
-    A command is named as `bertscope fit`.
+    A command is named as `bertscope fit`, in Python the function `bertscope.fit()`.
     """
     return f"\x02{setting}\x03"
+
+
+def _in_python(name: str) -> str:
+    """Return the keyword of a setting, or the call of a command's function; a model is what `load` takes."""
+    command, _, model = name.removeprefix("bertscope ").partition(" ")
+    call = f"bertscope.load({model!r})" if model else f"bertscope.{command}()"
+    return call if name.startswith("bertscope ") else name
 
 
 @contextmanager
@@ -66,7 +79,7 @@ def assigned(variable: ContextVar[Value], value: Value) -> Iterator[None]:
         variable.reset(token)
 
 
-_form: ContextVar[Callable[[str], str]] = ContextVar("form", default=str)
+_form: ContextVar[Callable[[str], str]] = ContextVar("form", default=_in_python)
 
 
 def naming(form: Callable[[str], str]) -> AbstractContextManager[None]:
@@ -90,7 +103,7 @@ class Reason(str):
     def __new__(cls, text: str) -> Reason:
         """Take a text with the names that `name_of` marks."""
         marked = text.marked if isinstance(text, Reason) else text
-        reason = super().__new__(cls, one_line(_NAMED.sub(r"\1", marked)))
+        reason = super().__new__(cls, one_line(_NAMED.sub(lambda match: _in_python(match[1]), marked)))
         reason.marked = marked
         return reason
 
@@ -157,6 +170,59 @@ class SourceError(BertscopeError):
 
 class SelectionError(BertscopeError, ValueError):
     """A path, pattern, name or size that does not exist in this model."""
+
+
+def typed_arguments(function: Function, *passed_on: Callable[..., Any]) -> Function:
+    """Return the function with a check of its arguments; SelectionError for one that its annotation does not allow.
+
+    The keywords of other functions are annotated there.
+    """
+
+    @wraps(function)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        listed, hints = signature(checked).parameters, _hints(*passed_on, function)
+        for name, value in [*zip(listed, args), *keywords.items()]:  # noqa: B905
+            if value is not None and not _allows(hints.get(name, Any), value):
+                allowed = formatannotation(listed[name].annotation).strip("'")
+                wrong = f"{name_of(name)} takes {allowed}; got {one_line(repr(value), limit=60)}"
+                raise SelectionError(wrong + "; inputs=... gives a module's inputs" * ("inputs" in listed))
+        return function(*args, **keywords)
+
+    return checked  # type: ignore[return-value]
+
+
+class _Unknown:
+    """Stand-in for what only type checkers import; it may be anything."""
+
+    def __class_getitem__(cls, item: Any) -> type[_Unknown]:
+        return cls
+
+
+class _Names(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        return _Unknown
+
+
+@cache
+def _hints(*functions: Callable[..., Any]) -> dict[str, Any]:
+    hints = dict[str, Any]()
+    for function in functions:
+        names = vars(builtins) | function.__globals__  # a text among them is an alias for type checkers
+        known = _Names({name: _Unknown if isinstance(value, str) else value for name, value in names.items()})
+        hints |= get_type_hints(function, localns=known)
+    return hints
+
+
+def _allows(hint: Any, value: Any) -> bool:
+    """Return True for a value that the annotation allows; the items of a collection may be anything."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in arguments
+    if origin in (Union, UnionType):
+        return any(_allows(argument, value) for argument in arguments)
+    kind = {int: Integral, float: Real}.get(hint, origin or hint)
+    is_open = kind in (Any, _Unknown) or not isinstance(kind, type)
+    return is_open or (isinstance(value, kind) and not (isinstance(value, bool) and hint in (int, float)))
 
 
 class RowError(BertscopeError, KeyError):

@@ -3,11 +3,12 @@
 import warnings
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from bertscope.errors import BertscopeWarning, assigned
+from bertscope.errors import BertscopeWarning, assigned, typed_arguments
 
 
+@runtime_checkable
 class Listener(Protocol):
     """A front end that shows progress."""
 
@@ -22,6 +23,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 _stage: ContextVar[str] = ContextVar("stage", default="")
 
 
+@typed_arguments
 def listening(listener: Listener) -> AbstractContextManager[None]:
     """Call the listener with each stage of the work inside the block.
 

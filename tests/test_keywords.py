@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from bertscope.memory import step as steps
 from bertscope.memory.simulator import Simulator
 from bertscope.reports.base import Report
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import MEASURED, QUESTIONS
+from bertscope.settings.run_config import MEASURED, QUESTIONS, DryRun
 from tests.conftest import EVERY_CASE
 from tests.corpus import values_of
 
@@ -32,6 +33,11 @@ OF_SIZE = {"input_size": (2, 8)}
 MESSAGE = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated memory 12.00 GiB "
            "is allocated by PyTorch, and 300.00 MiB is reserved by PyTorch but unallocated.")  # fmt: skip
 STEP = {"batch": 2, "seq": 8}
+SCRIPT = """import sys, torch
+model = torch.nn.Linear(8, 8 * len(sys.argv)).cuda()
+model(torch.ones(4, 8).cuda()).sum().backward()
+torch.optim.SGD(model.parameters()).step()
+"""
 # Each call has the function, what it is about, and keywords with which the others have an effect.
 CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "count": ("count", (CONFIG,), {}),
@@ -53,6 +59,11 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "profile": ("profile", (SINGLE,), {**STEP, "steps": 1}),
     "verify": ("verify", (CONFIG, "model.safetensors"), {}),
     "load": ("load", ("bert-tiny",), {}),
+    "build": ("build", (CONFIG,), {}),
+    "presets": ("presets", (), {}),
+    "check": ("check", ("bert-tiny",), {}),
+    "sweep": ("sweep", ({"model": "bert-tiny", "batch": [1, 2], "seq": 8},), {}),
+    "script of a training": ("training_script", (SINGLE,), {}),
 }
 # Those of `tests/products.py`: another model or mode, and functions that take the keywords of others.
 MORE_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
@@ -70,6 +81,22 @@ MORE_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "estimate on a card": ("estimate", (CONFIG,), {**STEP, "gpu": "t4"}),
     "lengths of a module": ("lengths", (EQUAL, [4, 8, 8]), {"input_size": (2, 4, 8)}),
     "profile of a module": ("profile", (EQUAL,), {**OF_SIZE, "steps": 1}),
+    "run": ("run", ("train.py",), {"gpu": "t4"}),
+}
+# Public names that ask nothing of a model, or that another test calls with each keyword.
+NO_QUESTIONS = {
+    "kernel": "tests/dry_run/test_extension_kernels.py",
+    "watch": "tests/measure/test_watch.py",
+    "listening": "tests/settings/test_front_ends.py",
+    "TrainerCallback": "takes what watch takes",
+    "LightningCallback": "takes what watch takes",
+    "doctor": "takes nothing",
+    "mcp": "takes nothing",
+    "schema": "a kind",
+    "from_json": "a text",
+    "to_json": "a report",
+    "read_training_file": "a path",
+    "read_checkpoint": "a path",
 }
 # Values of keywords that are no settings.
 VALUES: dict[str, list[Any]] = {
@@ -86,17 +113,25 @@ VALUES: dict[str, list[Any]] = {
     "add_pooling_layer": [False], "lora": ["r=2"], "download": [True], "steps": [2],
     "config": [True], "exact": [True], "eval_batch": [512], "price": ["t4=0.35"],
     "quantize": ["nf4"],
+    "presets: name": ["bert-tiny"], "build: device": ["cpu"], "models": ["bert-mini"], "output": ["rows.jsonl"],
+    "allow_code": [True], "changes": [{}], "engine": ["dask"], "workers": [1], "address": ["tcp://127.0.0.1:1"],
+    "args": [["--wide"]], "module": [True], "run: fit": ["wide=1..2"],
     "freeze": ["embeddings", "0"], "input": ["inputs_embeds=BxSx16:float32", "input=3x8:float32"],
 }  # fmt: skip
 # Keywords that change nothing of these small steps or say what is so anyhow, each with the reason.
 IDLE = {
     **dict.fromkeys(("explain a module: dtypes", "diff of modules: dtypes"), "shapes on meta do not depend on them"),
     "summary of a module: dtypes": "the table has shapes only",
+    "build: device": "a count does not depend on it", "sweep: output": "it is written", "sweep: workers": "speed alone",
+    "allow_code": "nothing names code", "check: changes": "the caller reads it",
+    "script of a training: name": "no line has it",
+    **dict.fromkeys(("run: network", "run: sandbox", "run: memory_limit", "run: timeout"), "limits of the process"),
+    "run: steps": "the script has one",
     "calibration": "false: there is none",
     "device": "cuda: the card implies it",
     "report: margin": "the page has no largest batch",
     "exact": "the batch is asked for, or nothing limits it",
-    "expandable_segments": "a small step fills no segment",
+    "expandable_segments": "a small step fills no segment", "why: torch": "the parts of this step are the same",
     "shapes": "the inputs of a module have shapes anyhow",
     "may_change": "the plan fits without a change",
     "padding": "the trace of the peak has no mask", "clip_grad_norm": "the norm is gone before the peak",
@@ -104,7 +139,7 @@ IDLE = {
 }  # fmt: skip
 DERIVED = () if EVERY_CASE else ("lengths", "plan")  # whose keywords of a step are those of `estimate`
 UNSTEADY = ("run", "runs", "warmup_seconds", "process_high_water_bytes")
-TABLE = rows(*MEASURED)
+TABLE = rows(DryRun) | rows(*MEASURED)
 
 
 def numbers(report: Any) -> str:
@@ -144,8 +179,8 @@ def without_processes(jobs: Any, **limits: Any) -> Any:
     return replace(report, machine=f"{asked} {limits}"), (), None
 
 
-def tried(name: str, default: Any) -> list[Any]:
-    own = VALUES.get(name) or [value for value in values_of(TABLE[name]) if not (
+def tried(call: str, name: str, default: Any) -> list[Any]:
+    own = VALUES.get(f"{call}: {name}") or VALUES.get(name) or [value for value in values_of(TABLE[name]) if not (
         isinstance(value, int | float) and value > 2**10)]  # fmt: skip
     return [value for value in own if isinstance(value, torch.Tensor) or value != default]
 
@@ -167,6 +202,7 @@ def try_keywords(call, tmp_path, monkeypatch) -> None:
     """Fail for a keyword that the call takes and that changes nothing in its report."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "oom.txt").write_text(MESSAGE)
+    (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "args.json").write_text('{"per_device_train_batch_size": 5, "optim": "sgd"}')
     tensors = bertscope.BertModel(CONFIG).state_dict() if call == "verify" else {}
     save_file({f"module.{key}": value for key, value in tensors.items()} | {"module.more": torch.ones(1)},
@@ -179,9 +215,10 @@ def try_keywords(call, tmp_path, monkeypatch) -> None:
     plain, idle = numbers(function(*args, **base)), []
     estimated = inspect.signature(bertscope.estimate).parameters
     for keyword, parameter in list(inspect.signature(function).parameters.items())[len(args) :]:
-        if keyword in base or keyword.startswith("_") or (name in DERIVED and keyword in estimated):
+        is_tried = keyword in base or (name in DERIVED and keyword in estimated)
+        if is_tried or parameter.kind == parameter.VAR_KEYWORD:
             continue
-        found = (kept(function, args, {**base, keyword: value}) for value in tried(keyword, parameter.default))
+        found = (kept(function, args, {**base, keyword: value}) for value in tried(call, keyword, parameter.default))
         accepted = False
         for report in found:
             if report not in (None, plain):
@@ -191,6 +228,26 @@ def try_keywords(call, tmp_path, monkeypatch) -> None:
             idle += [keyword] * accepted
     idle = [keyword for keyword in idle if not {keyword, f"{call}: {keyword}"} & IDLE.keys()]
     assert not idle, "accepted, and without effect"
+
+
+def test_each_public_function_is_called_or_has_a_reason_not_to_be():
+    functions = {name for name in bertscope.__all__ if inspect.isroutine(getattr(bertscope, name))}
+    called = {name for name, _, _ in (CALLS | MORE_CALLS).values()}
+    assert functions == called | NO_QUESTIONS.keys() - {"watch"}
+    assert not called & NO_QUESTIONS.keys()
+
+
+@pytest.mark.parametrize(
+    "name", sorted({name for name, _, _ in (CALLS | MORE_CALLS).values()} | NO_QUESTIONS.keys() - {"watch"})
+)
+def test_an_argument_of_another_type_is_refused_in_one_line(name):
+    """Not by an error of Python about the first operation that it does not have."""
+    function = getattr(bertscope, name)
+    for keyword, parameter in inspect.signature(function).parameters.items():
+        hint = inspect.formatannotation(parameter.annotation).strip("'")
+        if not re.search("^Any$|_empty|Model|Unpack|Module", hint) and parameter.kind != parameter.VAR_KEYWORD:
+            with pytest.raises(bertscope.BertscopeError, match=f"^{keyword} takes "):
+                function(**{keyword: object()})
 
 
 @pytest.mark.parametrize("name", ["estimate", "flops"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertscope import __version__
-from bertscope.errors import BertscopeError, Reason, SourceError, suggestion
+from bertscope.errors import BertscopeError, Reason, SourceError, suggestion, typed_arguments
 from bertscope.memory.simulator import Simulator
 from bertscope.reports.modules import CountReport
 from bertscope.reports.tool import CheckReport, Finding
@@ -28,6 +28,7 @@ _UNEXPECTED = ("unexpected error", lambda: "; report it, unless the model's own 
 MAX_RUN_LAYERS = 768  # over the runs of one file that cannot repeat one layer for all: 8 s of CPU time
 
 
+@typed_arguments
 def check(
     models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     *,

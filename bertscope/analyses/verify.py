@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bertscope.checkpoints.gguf import name_in_torch
 from bertscope.checkpoints.reading import Checkpoint, read_checkpoint, sums
-from bertscope.errors import Reason, SelectionError, SourceError, name_of
+from bertscope.errors import Reason, SelectionError, SourceError, name_of, typed_arguments
 from bertscope.model.bert import STORED_BUFFERS, modern_name, own_name
 from bertscope.model.lora import PeftModel
 from bertscope.reports.checkpoint import StoredTensor, VerifyReport, VerifyRow
@@ -27,6 +27,7 @@ _PARTS = 4  # of a name that may be in front of a model's: `module._orig_mod.mod
 _Named = Sequence[tuple[str, StoredTensor]]  # the name that a tensor may have in a model, and the tensor of the file
 
 
+@typed_arguments
 def verify(
     model: Model,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,

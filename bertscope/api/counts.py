@@ -90,7 +90,7 @@ def summary(  # type: ignore[misc]  # `input_size`, or the inputs, may be given 
     """
     if input_size is not None:
         is_data = isinstance(input_size, Mapping) or hasattr(input_size, "dtype")
-        is_data = is_data or any(hasattr(item, "dtype") for item in input_size)
+        is_data = is_data or (isinstance(input_size, Sequence) and any(hasattr(item, "dtype") for item in input_size))
         run["input_data" if is_data else "input_size"] = input_size
     return tree(model, **run).to_torchinfo(depth, col_names)
 

@@ -64,7 +64,6 @@ def explain(
     >>> explained.steps[0].params.symbols, explained.steps[0].params.value
     ('hidden_size x hidden_size + hidden_size', 590592)
     """
-    requests.refuse_tensor("path", path)
     texts = isinstance(inputs, Sequence) and all(isinstance(item, str) for item in inputs)
     tensors = requests.only_inputs_of(None if texts else inputs, keywords)
     if tensors is not None:
@@ -120,7 +119,6 @@ def diagram(
       m0 --> m1
     <BLANKLINE>
     """
-    requests.refuse_tensor("kind", kind)
     tensors = requests.inputs_of(inputs, options)
     if tensors is not None and forward_inputs is not None:
         raise SelectionError(f"{name_of('forward_inputs')} has no effect on a module with inputs; leave it out")

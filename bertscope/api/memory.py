@@ -13,7 +13,7 @@ from bertscope.api import requests
 from bertscope.api.requests import public_function
 from bertscope.calibrations import Calibration, calibration_here, calibration_in, calibration_of, calibrations, gpu_of
 from bertscope.config import LORA_EXAMPLE
-from bertscope.errors import SelectionError, name_of, suggestion
+from bertscope.errors import SelectionError, name_of, suggestion, typed_arguments
 from bertscope.gpus import Gpu, capability, find_gpu, half_precision, may_have_cuda
 from bertscope.memory.caching_allocator import snapshot
 from bertscope.memory.fit import fewest_report, fit_report
@@ -237,11 +237,11 @@ def _estimated(request: Request, source: ModelSource) -> MemoryReport:
     return request.answer(report, snapshot=snapshot(simulator.trace(for_gpu(work.runs[-1], work.gpu))))
 
 
+@typed_arguments
 def training_script(model: Model | Request, *, name: str | None = None, **settings: Unpack[RunSettings]) -> str:
     """Return the training loop that `estimate` with the same settings means, as a script to copy, change and run.
 
-    On CUDA, `run` reports the same peak for the script. Raises SelectionError for a model that is no BERT, and
-    for a setting that the script cannot have.
+    On CUDA, `run` reports its peak. Raises SelectionError for a model that is no BERT, or a setting it cannot have.
 
     >>> print(bertscope.training_script("bert-tiny", device="cuda", accumulate=4).partition("for step")[2])
      in range(3):

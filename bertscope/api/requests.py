@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature, signature
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from bertscope.config import POSITIONS
-from bertscope.errors import SelectionError
+from bertscope.errors import SelectionError, typed_arguments
 from bertscope.gpus import find_device
-from bertscope.reports.memory import TrainingKey
+from bertscope.reports.memory import TrainingFile, TrainingKey
+from bertscope.reports.plan import PlanReport
 from bertscope.settings.request import OF_MODEL, Request, Source, placed, read_settings
 from bertscope.settings.rows import CodeObject, SettingError, rows
 from bertscope.settings.run_config import AUTOCAST, CUDA, LIGHTNING, QUESTIONS, STORED, Question, RunConfig
-from bertscope.settings.training import MODEL
+from bertscope.settings.training import MODEL, TrainingArguments
 from bertscope.sources.find import Model, source_of
 from bertscope.sources.model_source import ModelSource, quantized_for_counting
 
@@ -42,6 +43,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 INPUT_KEYWORDS = ("input_data", "input_size", "dtypes")
 
 
+def _shared(
+    *, training_file: TrainingFile | TrainingArguments | str | PathLike[str] | None = None,
+    plan: PlanReport | str | PathLike[str] | None = None, input_data: Any = None,
+    input_size: Sequence[Any] | None = None, dtypes: Sequence[Any] | None = None,
+) -> None:  # fmt: skip
+    """Take the keywords of files and of a module's inputs, which many functions have."""
+
+
 def public_function(*passed_on: Callable[..., Any]) -> Callable[[Function], Function]:
     """Return a decorator that lists the keywords of a public function in its signature and docstring.
 
@@ -56,18 +65,15 @@ def public_function(*passed_on: Callable[..., Any]) -> Callable[[Function], Func
         listed = {item.name: item for item in explicit} | {item.name: item for item in passed if item.name not in names}
         question = QUESTIONS.get(function.__name__, Question(records=(), files=()))
         table = {name: row for name, row in question.table.items() if name not in listed}
-        defaults: dict[str, Any] = dict.fromkeys((*question.files, *INPUT_KEYWORDS * ("inputs" in listed)))
-        defaults |= {name: question.defaults.get(name, row.default) for name, row in table.items()}
+        every = signature(_shared).parameters
+        shared = {name: every[name] for name in (*question.files, *INPUT_KEYWORDS * ("inputs" in listed))}
         if table:
             lines = "\n".join(f"        {name}: {row.help} Takes {row.takes}." for name, row in table.items())
             function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Settings of the run:\n{lines}\n    "
-        added = (
-            Parameter(name, Parameter.KEYWORD_ONLY, default=value)
-            for name, value in defaults.items()
-            if name not in listed
-        )
-        function.__signature__ = Signature([*listed.values(), *added])  # type: ignore[attr-defined]
-        return function
+        added = {name: question.defaults.get(name, row.default) for name, row in table.items()}
+        settings = {name: Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in added.items()}
+        function.__signature__ = Signature([*(listed | shared | settings | listed).values()])  # type: ignore[attr-defined]
+        return typed_arguments(function, *passed_on, _shared)
 
     return decorate
 
@@ -106,7 +112,8 @@ def inputs_of(inputs: Any, keywords: GivenInputs, **determined: Any) -> Any:
         return inputs
     from bertscope.torch_access import torch
 
-    sizes: Any = [input_size] if all(isinstance(size, int) for size in input_size) else list(input_size)
+    is_list = isinstance(input_size, Sequence) and not all(isinstance(size, int) for size in input_size)
+    sizes: Any = list(input_size) if is_list else [input_size]
     numbers = [number for size in sizes for number in (size if isinstance(size, (tuple, list)) else [None])]
     if not sizes[0] or not all(type(number) is int and number > 0 for number in numbers):
         raise SelectionError(f"input_size is a size such as (1, 3, 224, 224), or a list of sizes; got {input_size!r}")
@@ -114,12 +121,6 @@ def inputs_of(inputs: Any, keywords: GivenInputs, **determined: Any) -> Any:
     if len(kinds) != len(sizes):
         raise SelectionError(f"dtypes has one dtype for each size; got {len(kinds)} for {len(sizes)} sizes")
     return tuple(torch.empty(tuple(size), dtype=kind, device="meta") for size, kind in zip(sizes, kinds, strict=True))
-
-
-def refuse_tensor(name: str, value: Any) -> None:
-    """Raise SelectionError for a function's second argument that is not text, such as a module's inputs."""
-    if value is not None and not isinstance(value, str):
-        raise SelectionError(f"{name} must be text; got a {type(value).__name__} (inputs=... gives a module's inputs)")
 
 
 def only_inputs_of(inputs: Any, keywords: GivenInputs) -> Any:
@@ -269,10 +270,10 @@ def request_of(question: str, model: Any, settings: Mapping[str, Any]) -> Reques
     if plan is not None or file is not None:
         from bertscope.sources import training_files
     if plan is not None:
-        request = request.with_plan(training_files.read_plan(plan) if isinstance(plan, str | os.PathLike) else plan)
+        request = request.with_plan(plan if isinstance(plan, PlanReport) else training_files.read_plan(plan))
     if file is not None:
-        is_file = isinstance(file, str | os.PathLike) or hasattr(file, "to_json_string")
-        request = request.with_file(training_files.read_training_file(file) if is_file else file)
+        known = isinstance(file, TrainingFile)
+        request = request.with_file(file if known else training_files.read_training_file(file))
     file = request.training_file
     if file is not None and file.lora and request.subject is not None:
         source = None if is_module(request.subject) else source_of(request.subject)

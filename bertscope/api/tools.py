@@ -8,15 +8,16 @@ from importlib.util import find_spec
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bertscope.api.requests import refuse_idle_of
-from bertscope.errors import MissingExtraError, SelectionError, name_of
+from bertscope.errors import MissingExtraError, SelectionError, name_of, typed_arguments
 from bertscope.files import read_mapping
 from bertscope.progress import expect, notify, progress
 from bertscope.reports.memory import SweepReport, SweepRow
 from bertscope.reports.plan import PlanReport
 from bertscope.reports.tool import PresetRow, PresetsReport
+from bertscope.settings.run_config import Engine
 from bertscope.sources.bert import LISTED, MEMBER, member_of, near_presets, preset_paths, presets_by_alias, read_preset
 from bertscope.sources.training_files import read_plan
 from bertscope.tracing.cache import usable_cores
@@ -25,6 +26,7 @@ _WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")  # the names of one quanti
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
+@typed_arguments
 def presets(name: str | None = None) -> PresetsReport:
     """List the presets with their counts: all, one by its name, a family, or those whose names contain `name`.
 
@@ -62,11 +64,12 @@ def _preset(path: Path) -> PresetRow:
     )  # fmt: skip
 
 
+@typed_arguments
 def sweep(
     grid: str | PathLike[str] | Mapping[str, Any],
     output: str | PathLike[str] | None = None,
     *,
-    engine: Literal["local", "dask"] = "local",
+    engine: str = "local",
     workers: int | None = None,
     address: str | None = None,
     plan: PlanReport | str | PathLike[str] | None = None,
@@ -85,10 +88,7 @@ def sweep(
     from bertscope.analyses.sweep import grid as grids
     from bertscope.analyses.sweep import pool
 
-    if address is not None and engine == "local":
-        raise SelectionError(f"{name_of('address')} names a cluster; give {name_of('engine')} dask too")
-    if engine != "local" and workers is not None:
-        raise SelectionError(f"the cluster already has workers; leave {name_of('workers')} out")
+    engine, workers, address = vars(Engine(engine=engine, workers=workers, address=address)).values()
     if engine != "local" and find_spec("distributed") is None:
         raise MissingExtraError(f"{name_of('engine')} dask", "dask")
     cluster = "" if engine == "local" else pool.cluster_address(address)
@@ -100,7 +100,7 @@ def sweep(
         refuse_idle_of(request, *grids.sources_of(request))
     points = grids.tasks_of(request)
     keys = [point.key for point in points]
-    name = "" if isinstance(grid, Mapping) else Path(grid).name
+    name = "the grid" if isinstance(grid, Mapping) else Path(grid).name
     header = SweepReport(grid=name, varied=grids.varied(request), rows=())
 
     def rows(left: Sequence[grids.Task | SweepRow]) -> Iterator[SweepRow]:

@@ -19,7 +19,7 @@ from bertscope.checkpoints.onnx import read_onnx
 from bertscope.checkpoints.packing import unpacked, unread
 from bertscope.checkpoints.safetensors import read_safetensors
 from bertscope.checkpoints.torch_files import read_distcp, read_legacy, read_zero, read_zip, zero_states
-from bertscope.errors import SelectionError, SourceError
+from bertscope.errors import SelectionError, SourceError, typed_arguments
 from bertscope.reports.checkpoint import CheckpointReport, DtypeRow, Stored, StoredRow, StoredTensor
 from bertscope.reports.layer_ranges import collapse, in_order
 
@@ -45,6 +45,7 @@ class Checkpoint(StoredFile):
     modules: tuple[str, ...] = ()  # prefixes of further modules of sentence-transformers
 
 
+@typed_arguments
 def read_checkpoint(path: Path | str) -> Checkpoint:
     """Return the checkpoint in a file or a folder; raises SourceError for one that is broken, hostile or foreign.
 

@@ -5,6 +5,7 @@ Typer checks their values: a whole number, one of the words, a path.
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import eq, ne, not_
 from pathlib import Path
@@ -17,8 +18,8 @@ from bertscope.config import ARCHITECTURES, LORA_EXAMPLE, LORA_RULES
 from bertscope.errors import SelectionError, either_of
 from bertscope.settings.checkpointing import STRATEGIES
 from bertscope.settings.parallelism import SEARCHED, WORLD_SIZES
-from bertscope.settings.rows import WHOLE, Row
-from bertscope.settings.run_config import FLASH_KERNELS, PLAN_FORMS, QUESTIONS, SETTINGS, STORED, RunConfig
+from bertscope.settings.rows import WHOLE, Row, rows
+from bertscope.settings.run_config import FLASH_KERNELS, PLAN_FORMS, QUESTIONS, SETTINGS, STORED, Engine, RunConfig
 from bertscope.settings.training import MAY_CHANGE, SAVERS
 from bertscope.sources.bert import preset_paths
 from bertscope.sources.find import DEFAULT_MODEL
@@ -255,11 +256,7 @@ OPTIONS: dict[str, Row | Callable[[], Row]] = {
     "sweep.output": _output(".jsonl", ".yaml", ".yml", text="Append a row for each point to FILE (.jsonl).",
                             more=" (--init), and prints --format csv"),
     "init": _flag("Print a sample grid with comments, or write it to GRID."),
-    "engine": _row("Compute on this machine (local) or a cluster (dask).", "local", choices=("local", "dask"),
-                   metavar="NAME"),
-    "workers": _row("The number of processes on this machine; all cores by default.", kind=int, low=1, metavar="N"),
-    "address": _row("The address of a running dask scheduler. DASK_SCHEDULER_ADDRESS is the default.",
-                    metavar="ADDRESS"),
+    **{name: replace(row, name="") for name, row in rows(Engine).items()},
     "sweep.plan": _row(_PLAN, kind=Path, metavar="FILE"),
     "sweep.rows": _row("Show N rows; 0 shows all.", 20, int, metavar="N"),
     "sweep.sort": _row("Sort the rows by a CSV column, such as peak_bytes.", metavar="COLUMN"),

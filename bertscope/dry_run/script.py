@@ -61,7 +61,7 @@ class ScriptRun(Record):
 def starting_runs(script_run: ScriptRun) -> AbstractContextManager[_Start]:
     """Return a context with a function that starts a run's process: a fork of one that has imported torch."""
     if not script_run.is_module and not Path(script_run.script).is_file():
-        hint = "name a Python file, or a module with -m"
+        hint = f"name a Python file, or a module with {name_of('module')}"
         if script_run.script == "python" or " " in script_run.script:
             hint = "give the file, then its arguments, without quotes and without python"
         raise SourceError(f"there is no script {script_run.script!r}; {hint}")

@@ -6,6 +6,7 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -46,6 +47,7 @@ def profile_report(
             for job in jobs:
                 beside = children[0].sent.estimated.cost.peak_bytes if children and children[0].sent.estimated else 0
                 children.append(kind(replace(job, beside_peak_bytes=beside), timeout_seconds, start))
+                children[-1].left = partial(_left, children, len(jobs))
                 children[-1].measure()
                 if children[-1].problem == INTERRUPTED:
                     break
@@ -78,6 +80,30 @@ def profile_report(
     return report, pictures, calibration
 
 
+def _left(children: Sequence[_Child], strategies: int) -> str:
+    known = [child.first_seconds for child in children if child.first_seconds]
+    return about_left(
+        known, sum(child.sent.timing is not None for child in children), strategies, children[0].job.steps
+    )
+
+
+def about_left(first_seconds: Sequence[float], measured: int, strategies: int, steps: int | None) -> str:
+    """Return how long is left if each step takes what the first ones took; nothing before the first one.
+
+    The memory of a strategy takes three steps, and then all are timed.
+
+    >>> about_left([2.0], measured=0, strategies=2, steps=3)  # two more, three of the next, and three of each
+    ', about 22 s left'
+    """
+    if not first_seconds:
+        return ""
+    step = sum(first_seconds) / len(first_seconds)
+    begun = len(first_seconds) - measured
+    timed = timed_steps(steps, [step] * strategies) * strategies
+    seconds = step * (3 * (strategies - measured) - begun + timed)
+    return f", about {seconds:.0f} s left" if seconds >= 1 else ""
+
+
 def _take_turns(children: Sequence[_Child]) -> None:
     steps = timed_steps(children[0].job.steps, (child.first_seconds for child in children)) if children else 0
     expect(steps if len(children) > 1 else 0)
@@ -94,6 +120,7 @@ class _Child:
     """A child process: it measures its job's memory, then runs a timed step for each line that it is sent."""
 
     who = "the child"  # or the rank with the problem
+    left: Callable[[], str] = str  # how long the measurement still takes
     load, entry = "bertscope.measure.profile_worker:load_for_jobs", "bertscope.measure.profile_worker:main"
 
     def __init__(self, job: Job, timeout_seconds: float, start: _Start) -> None:
@@ -110,7 +137,7 @@ class _Child:
 
     @property
     def first_seconds(self) -> float:
-        return self.sent.timing.warmup_seconds if self.sent.timing else 0.0
+        return self.sent.timing.warmup_seconds if self.sent.timing else self.sent.first_seconds
 
     def measure(self) -> None:
         """Give the child its job and wait until it has measured the memory; raise its BertscopeError."""
@@ -163,7 +190,7 @@ class _Child:
                 if not is_answered and time.monotonic() > deadline and self.problem is None:
                     self.problem = self._late
                 if self.problem is None:
-                    progress(shown or f"{self.name}: {self.sent.stage}")
+                    progress(shown or f"{self.name}: {self.sent.stage}{self.left()}")
         except KeyboardInterrupt:
             self.problem = INTERRUPTED
         if self.problem is not None:

@@ -77,6 +77,7 @@ class Sent:
     machine: str = ""
     process: ProcessMemory | None = None
     measured: Memory | None = None
+    first_seconds: float = 0.0  # of the first step
     timing: Timing | None = None  # without steps; sent when the child is ready to run them
     snapshot: str | None = None  # base64
     break_even: BreakEven | None = None  # None is a message too: the growth says nothing

@@ -100,7 +100,7 @@ def _measure(step: Any, job: Job, send: Say) -> float:
     """Measure the process in a step and the allocator's events in the next one; return the time of the first."""
 
     def of_process(run: Callable[[], None]) -> None:
-        send("stage", f"measuring the process{f', a step takes {warmup:.1f} s' if warmup else ''}")
+        send("stage", "measuring the process")
         if process := high_water(run):
             send("process", process)
 
@@ -110,7 +110,7 @@ def _measure(step: Any, job: Job, send: Say) -> float:
     else:  # the second step has the optimizer's state from its beginning
         started = time.perf_counter()
         step.run(stages(send, "the first steps"))
-        warmup = time.perf_counter() - started
+        send("first_seconds", warmup := time.perf_counter() - started)
         of_process(step.run)
     started = time.perf_counter()
     trace = measured(step, stages(send, "the measured step"))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import ref
@@ -44,7 +44,7 @@ def real_step(
     inputs, loss = named_inputs(real_inputs(model, run_config, device), loss_function(run_config))
     prepare(model)
     waiting = waiting_inputs(inputs, run_config)
-    held_out = partial(real_inputs, model, run_config.evaluation, device)
+    held_out = lambda: real_inputs(model, run_config.evaluation, device)  # noqa: E731  # an inference has no evaluation
     return ModelStep(model, inputs, run_config, device, loss, waiting=waiting, held_out=held_out)
 
 

@@ -16,7 +16,7 @@ from math import prod
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from bertscope.errors import SelectionError, name_of
+from bertscope.errors import SelectionError, name_of, typed_arguments
 from bertscope.memory.kernel_rules import FLASH, Scratch
 from bertscope.torch_access import always, argument_names, has_kernel, operator_name, torch, tree_leaves
 from bertscope.tracing.inputs import TORCH_NAMESPACES
@@ -108,6 +108,7 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
+@typed_arguments
 def kernel(name: str, *, scratch: _Rule | None = None) -> Callable[[_Rule], _Rule]:
     """Register a rule for a kernel that needs a GPU: the decorated function returns its results as empty tensors.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertscope.config import HEADS, BertConfig, unknown_architecture
-from bertscope.errors import ConfigError
+from bertscope.errors import ConfigError, typed_arguments
 from bertscope.model import encoder as outputs
 from bertscope.model.bert import BertModel, BertPreTrainedModel, Cache
 from bertscope.model.encoder import ModelOutput, activation
@@ -397,6 +397,7 @@ def _clamped(positions: Tensor, logits: Tensor) -> Tensor:
 CLASSES: dict[str, type[BertPreTrainedModel]] = {name: globals()[name] for name in HEADS}
 
 
+@typed_arguments
 def build(
     config: BertConfig,
     architecture: str = "BertModel",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from bertscope.errors import MissingExtraError, RowError, suggestion
+from bertscope.errors import MissingExtraError, RowError, suggestion, typed_arguments
 from bertscope.frozen import Record
 from bertscope.reports.layer_ranges import expand
 from bertscope.units import json_text
@@ -96,7 +96,8 @@ class Totals(Record):
     unknown_tensors: int
 
 
-def to_json(report: Any) -> str:
+@typed_arguments
+def to_json(report: Report) -> str:
     """Return the report as JSON text, with `schema` and `kind` in front; `from_json` reads it back.
 
     >>> print(bertscope.to_json(bertscope.count("bert-tiny")))

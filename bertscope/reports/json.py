@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from bertscope import reports
-from bertscope.errors import SelectionError, SourceError, one_line, suggestion
+from bertscope.errors import SelectionError, SourceError, one_line, suggestion, typed_arguments
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import SchemaRow, SchemasReport
 
@@ -45,6 +45,7 @@ def schemas() -> SchemasReport:
     return SchemasReport(rows=tuple(SchemaRow(report=kind, classes=of, description=text) for kind, of, text in texts))
 
 
+@typed_arguments
 def schema(kind: str) -> dict[str, Any]:
     """Return the JSON Schema of one kind of report; raise SelectionError for an unknown kind.
 
@@ -110,6 +111,7 @@ def _sentence(item: type) -> str:
 # ---- the reader ----
 
 
+@typed_arguments
 def from_json(text: str | bytes) -> Any:
     """Return the report that `--format json` or `to_json` wrote; raise SourceError for other text.
 

@@ -249,7 +249,7 @@ class Row(Record):
 
 # A setting, a value of one, or a sentence why there is none -> what other tools call it.
 _CALLED = {
-    "{precision}": "dtype torch_dtype", "{precision} fp16": "half",
+    "{precision}": "dtype torch_dtype", "{precision} fp16": "half", "{precision} fp32": "fp32 float32",
     "{precision} autocast-fp16": "fp16 use_fp16 16 16_mixed fp16_mixed mixed_fp16",
     "{precision} autocast-bf16": "autocast bf16 bf16_mixed mixed_bf16 amp mixed mixed_precision use_amp",
     "{loop} plain": "hold_outputs", "{mode} training": "train training backward", "{depth}": "level levels max_depth",
@@ -257,13 +257,15 @@ _CALLED = {
     "{expandable_segments}": "alloc_conf", "{sandbox}": "unsandboxed", "{input}": "inputs",
     "{batch} and {seq}, or {input} NAME=SHAPE:DTYPE": "input_size",
     "{dropout}": "no_dropout", "{architecture}": "head model_class",
-    "{architecture} BertForSequenceClassification": "task", "{budget}": "memory vram gpu_memory max_memory",
+    "{architecture} BertForSequenceClassification": "task", "{budget}": "memory vram gpu_memory max_memory max_mem",
     "{fmt} json": "json", "{fmt} csv": "csv", "{fmt} markdown": "markdown md",
     "{attention}": "attn attn_implementation attention_implementation",
     "{seq}": "max_length max_seq_length max_seq_len seq_len seq_length sequence_length sequence_len context_length ctx "
-             "cutoff_len seqlen",
-    "{batch}": "batch_size per_device_train_batch_size micro_batch micro_batch_size train_batch_size bs",
-    "{loss} model": "cross_entropy crossentropy ce mse", "{attention} flash_attention_2": "flash flash_attn fa2",
+             "cutoff_len seqlen max_tokens max_model_len model_max_length block_size",
+    "{batch}": "batch_size per_device_train_batch_size per_gpu_train_batch_size micro_batch "
+               "micro_batch_size train_batch_size bs",
+    "{loss} model": "cross_entropy crossentropy ce mse", "{attention} flash_attention_2":
+        "flash flash_attn fa2 flash_attention flash_attention_2 use_flash_attention use_flash_attn",
     "{checkpointing} full": "yes true on gradient_checkpointing grad_checkpointing activation_checkpointing recompute",
     "{accumulate}": "grad_accum gradient_accumulation_steps gradient_accumulation accumulation_steps grad_acc",
     "{optimizer} adamw-8bit": "8bit use_8bit adam8bit adam_8bit bnb adamw_bnb_8bit paged_adamw_8bit",
@@ -278,10 +280,13 @@ _CALLED = {
     "{batch_total}": "global_batch_size total_batch_size", "{clip_grad_norm}": "max_grad_norm gradient_clipping",
     "{freeze} embeddings": "freeze_embeddings", "{offload_optimizer} or {offload_activations}": "offload cpu_offload",
     "it changes no result here": "lr learning_rate epochs num_epochs num_train_epochs max_steps warmup warmup_steps "
-                                 "warmup_ratio data dataset seed lr_scheduler_type num_workers save_steps",
-    "set it in MODEL's config.json or preset": "config hidden_size layers num_layers num_hidden_layers num_labels "
-                                               "num_classes vocab_size",
-    "it is not modelled": "fp8 packing sample_packing pp pipeline_parallel pipeline_parallel_size",
+                                 "warmup_ratio data dataset seed lr_scheduler lr_scheduler_type num_workers save_steps "
+                                 "tf32 report_to low_cpu_mem_usage local_rank",
+    "set it in MODEL's config.json or preset": "config hidden_size layers n_layers num_layers num_hidden_layers "
+                                               "hidden_dim n_embd d_model num_attention_heads num_labels num_classes "
+                                               "vocab_size",
+    "code is module:attribute": "trust_remote_code",
+    "it is not modelled": "fp8 device_map packing sample_packing pp pipeline_parallel pipeline_parallel_size",
 }  # fmt: skip
 RENAMED = {word: text for text, words in _CALLED.items() for word in words.split()}
 

@@ -432,6 +432,23 @@ class GridModel(Settings):
     threads: int | None = row(None, "The number of torch threads.", kind=int, low=1, below=1025)
 
 
+class Engine(Settings):
+    """The engine that computes the points of a grid."""
+
+    engine: str = row(
+        "local", "Compute on this machine (local) or a cluster (dask).", choices=("local", "dask"), section="options",
+        metavar="NAME",
+    )
+    workers: int | None = row(
+        None, "The number of processes on this machine; all cores by default.", kind=int, low=1, below=1025,
+        section="options", metavar="N", concerns={"engine": partial(eq, "local")},
+    )
+    address: str | None = row(
+        None, "The address of a running dask scheduler. DASK_SCHEDULER_ADDRESS is the default.", section="options",
+        metavar="ADDRESS", concerns={"engine": partial(eq, "dask")},
+    )
+
+
 class Measurement(Settings):
     """The way in which a real step is run and measured."""
 

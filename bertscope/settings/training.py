@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from bertscope.errors import SelectionError
 from bertscope.frozen import Record
@@ -217,6 +217,7 @@ _NAMES = ("activation", "gradient")  # of checkpointing, since transformers 5.23
 Rule = Callable[[Any, Mapping[str, Any]], Any]
 
 
+@runtime_checkable
 class TrainingArguments(Protocol):
     """The arguments of a Trainer, an object of transformers."""
 

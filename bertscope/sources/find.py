@@ -27,6 +27,7 @@ from bertscope.errors import (
     install_command,
     name_of,
     one_line,
+    typed_arguments,
 )
 from bertscope.files import open_file, read_json, read_mapping, read_text, readable
 from bertscope.frozen import Record
@@ -125,6 +126,7 @@ _CONFIG = "config.json"
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
+@typed_arguments
 def load(
     model: str | os.PathLike[str] = DEFAULT_MODEL,
     *,
@@ -134,7 +136,7 @@ def load(
     lora: Lora | str | None = None,
     download: bool = False,
 ) -> ModelSource:
-    """Return the model that `model` names, with the given options; only `fetched_folder` uses the network.
+    """Return the source of the model that `model` names, with the options; only `download` uses the network.
 
     Raises SourceError if nothing has that name, SelectionError for an option that another family does not have,
     ConfigError for a wrong value in the file.
@@ -345,8 +347,7 @@ def _unknown(name: str) -> SourceError:
     if hint := next((hint for pattern, hint in hints.items() if re.fullmatch(pattern, name)), ""):
         return SourceError(f"no preset or file named {name[:100]!r}; {hint}")
     near = near_presets(name)
-    command = name_of(f"bertscope count {name}")
-    fetched = f"'{command}' with {name_of('download')} fetches it from the Hugging Face hub"
+    fetched = f"'{name_of(f'bertscope count {name}')}' with {name_of('download')} fetches it from the Hugging Face hub"
     if not has_hub():
         extras = "hub" if find_spec("transformers") else "hub,transformers"
         fetched = f"after {install_command(extras)}, {fetched}"

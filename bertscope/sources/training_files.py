@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from bertscope.config import ALL_LINEAR, Lora
-from bertscope.errors import BertscopeError, BertscopeWarning, SourceError, name_of, one_line
+from bertscope.errors import BertscopeError, BertscopeWarning, SourceError, name_of, one_line, typed_arguments
 from bertscope.files import Entry, open_file, read_json, read_mapping, read_text
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
@@ -163,6 +163,7 @@ def _formats() -> tuple[_Format, ...]:
     return tuple(formats)
 
 
+@typed_arguments
 def read_training_file(path: Path | str | TrainingArguments) -> TrainingFile:
     """Return the settings in a `TrainingArguments` object or JSON, or in an accelerate config.
 

@@ -71,7 +71,7 @@ def test_no_engine_starts_a_cluster(monkeypatch, words):
     from bertscope.analyses.sweep.pool import cluster_address
 
     monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
-    with pytest.raises(SelectionError, match="--engine dask needs a running cluster; give its addr"):
+    with pytest.raises(SelectionError, match="engine dask needs a running cluster; give its addr"):
         cluster_address(words[-1] if words else None)
     assert cluster_address("tcp://127.0.0.1:1") == "tcp://127.0.0.1:1"
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:2")

@@ -21,7 +21,7 @@ import torch
 import bertscope
 from bertscope.errors import SelectionError, SourceError
 from bertscope.measure import profile as profile_module
-from bertscope.measure.profile import profile_report
+from bertscope.measure.profile import about_left, profile_report
 from bertscope.measure.profile_job import MESSAGES, Job, read_message
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import run_model
@@ -389,3 +389,9 @@ def test_a_child_that_prints_no_message_is_one_line(folder, child_of, monkeypatc
     assert words in variant.failure
     assert variant.failure.isprintable()
     assert len(variant.failure) < 400
+
+
+def test_the_time_left_counts_the_memory_steps_to_come_and_the_timed_steps_of_all():
+    assert about_left([2.0], measured=0, strategies=2, steps=3).startswith(f", about {2 * (2 + 3 + 2 * 3)} s")
+    assert about_left([2.0, 4.0], measured=1, strategies=2, steps=0).startswith(f", about {3 * 2} s")
+    assert about_left([], measured=0, strategies=2, steps=3) == ""

@@ -163,7 +163,7 @@ def test_a_report_has_the_sizes_of_the_inputs_and_of_the_optimizer_that_it_is_ab
 def test_inputs_as_the_second_argument_and_an_option_of_the_model_as_a_keyword_get_what_to_type():
     module, inputs = torch.nn.Linear(3, 4), torch.ones(2, 3)
     for function, name in ((bertscope.explain, "path"), (bertscope.diagram, "kind")):
-        with pytest.raises(SelectionError, match=f"{name} must be text.*inputs="):
+        with pytest.raises(SelectionError, match=f"{name} takes str.*inputs="):
             function(module, inputs)
     with pytest.raises(SelectionError, match=r"bertscope\.load"):
         bertscope.estimate("bert-tiny", lora="r=8")

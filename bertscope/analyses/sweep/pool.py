@@ -23,7 +23,15 @@ from queue import Queue as SimpleQueue
 from typing import Any, TextIO
 
 from bertscope.analyses.sweep.grid import Task, are_kept
-from bertscope.errors import BertscopeError, MissingExtraError, SelectionError, SourceError, WorkerError, one_line
+from bertscope.errors import (
+    BertscopeError,
+    MissingExtraError,
+    SelectionError,
+    SourceError,
+    WorkerError,
+    name_of,
+    one_line,
+)
 from bertscope.files import open_file, write_file
 from bertscope.processes import child
 from bertscope.processes.child import starting
@@ -242,8 +250,8 @@ def cluster_address(address: str | None) -> str:
     scheduler = address or os.environ.get("DASK_SCHEDULER_ADDRESS") or ""
     if not scheduler or scheduler == "local":
         raise SelectionError(
-            "--engine dask needs a running cluster; give its address with --address or "
-            "DASK_SCHEDULER_ADDRESS, or use --engine local"
+            f"{name_of('engine')} dask needs a running cluster; give its address with {name_of('address')} or "
+            f"DASK_SCHEDULER_ADDRESS, or use {name_of('engine')} local"
         )
     return scheduler
 
@@ -253,13 +261,14 @@ def dask_rows(tasks: Sequence[Task], address: str) -> Iterator[SweepRow]:
     try:
         from distributed import Client
     except ImportError:
-        raise MissingExtraError("--engine dask", "dask", otherwise="; --engine local needs nothing") from None
+        raise MissingExtraError(f"{name_of('engine')} dask", "dask") from None
     try:
         client = Client(address)
     except (OSError, RuntimeError, ValueError) as error:
         reason = one_line(f"{type(error).__name__}: {error}", limit=200)
         raise SelectionError(
-            f"dask cannot reach the cluster at {address}: {reason}; check --address, or use --engine local"
+            f"dask cannot reach the cluster at {address}: {reason}; check {name_of('address')}, or use "
+            f"{name_of('engine')} local"
         ) from None
     try:
         executor = client.get_executor(pure=False)

@@ -219,7 +219,7 @@ def test_a_point_whose_worker_on_the_cluster_ends_is_a_row_that_failed(tmp_path,
 
 
 def test_a_cluster_that_does_not_answer_is_one_line():
-    unreachable = r"dask cannot reach the cluster at tcp://127\.0\.0\.1:9: .*; check --address"
+    unreachable = r"dask cannot reach the cluster at tcp://127\.0\.0\.1:9: .*; check address"
     timeout = dask.config.set({"distributed.comm.timeouts.connect": "0.1s"})
     with timeout, pytest.raises(SelectionError, match=unreachable):
         list(pool.dask_rows([], "tcp://127.0.0.1:9"))
