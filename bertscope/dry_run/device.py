@@ -16,7 +16,7 @@ from bertscope.gpus import Gpu, capability, gpu_threads
 from bertscope.memory.caching_allocator import Allocator, SegmentBlock
 from bertscope.memory.extension_kernels import note_on, python_key, row_of
 from bertscope.memory.kernel_rules import LT_WORKSPACE_BYTES, MANY_THREADS, MATRICES, blas_bytes
-from bertscope.memory.kernels import cuda_scratch, statistics_bytes
+from bertscope.memory.kernels import cuda_scratch, result_bytes
 from bertscope.torch_access import (
     active_fake_mode,
     always,
@@ -178,7 +178,7 @@ class FakeGpu(Device):
                 raise
             if row_of(operator) is not None:
                 raise NoRule(missing_rule(operator)) from None
-            reason = str(error).partition("\n")[0][:200] or type(error).__name__
+            reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
             raise NoRule(f"{operator} has no rule: {reason}") from None
         self._keep(out, known, leaves)
         return tree_map(
@@ -363,8 +363,8 @@ class FakeGpu(Device):
         return cuda_scratch(operator, args, self.threads)
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: Any) -> int | None:
-        """Return the bytes of LayerNorm's statistics: on CUDA fp32."""
-        return statistics_bytes(operator, args, number, tensor, on_cuda=True)
+        """Return the bytes of a result of which torch's shape function is wrong."""
+        return result_bytes(operator, args, number, tensor, on_cuda=True)
 
 
 # In the text of an error of a kernel or a function of the driver that is not there.

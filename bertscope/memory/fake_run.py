@@ -15,7 +15,7 @@ from typing import Any
 
 from bertscope.errors import SelectionError
 from bertscope.memory.extension_kernels import note_on, row_of
-from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, statistics_bytes
+from bertscope.memory.kernels import cpu_scratch, cuda_scratch, resident_threads, result_bytes
 from bertscope.memory.step import STEP_END, ModelStep
 from bertscope.memory.summary import NAMESPACES, kind_of
 from bertscope.memory.trace import (
@@ -309,7 +309,7 @@ class FakeDevice(StepDevice):
         return self.answers.value(tensor, otherwise=1 if self.is_update else None)
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: Any) -> int | None:
-        return statistics_bytes(operator, args, number, tensor, on_cuda=self.kind == CUDA)
+        return result_bytes(operator, args, number, tensor, on_cuda=self.kind == CUDA)
 
 
 class StepRecorder(Recorder):

@@ -459,11 +459,19 @@ def resident_threads(run_config: RunConfig) -> int:
     return run_config.gpu_threads or MANY_THREADS
 
 
-def statistics_bytes(operator: Any, args: Any, number: int, tensor: torch.Tensor, *, on_cuda: bool) -> int | None:
-    """Return the bytes of LayerNorm's statistics, of which torch's shape function is wrong; None for other results.
+# Their mean or sum is written into the tensor of their elements, which keeps its size (ATen's Loss.cpp and Loss.cu).
+_REDUCED_IN_PLACE = tuple(getattr(torch.ops.aten, name).default for name in (
+    "mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy",
+))  # fmt: skip
 
-    They are fp32 on CUDA, and on the CPU for fp32 weights.
+
+def result_bytes(operator: Any, args: Any, number: int, tensor: torch.Tensor, *, on_cuda: bool) -> int | None:
+    """Return the bytes of a result of which torch's shape function is wrong; None for any other.
+
+    LayerNorm's statistics are fp32 on CUDA, and on the CPU for fp32 weights.
     """
+    if operator in _REDUCED_IN_PLACE:
+        return int(tensor.itemsize * torch.broadcast_shapes(args[0].shape, args[1].shape).numel())
     if operator is not torch.ops.aten.native_layer_norm.default or args[0].itemsize >= 4 or not number:
         return None
     is_wide = on_cuda or (args[2] is not None and args[2].itemsize == 4)

@@ -177,7 +177,7 @@ def _fit_answer(report: RunFitReport) -> str:
         lacks = [f": {report.low:,} {step.lacking(row.cost)}" for row in report.rows[:1] if row.answer == NO]
         return f"No {report.argument} from {report.low:,} to {report.high:,} fits on {where}{''.join(lacks)}."
     if len({row.peak_bytes for row in report.rows}) == 1 < len(report.rows):
-        every = f"Every {report.argument} from {report.low:,} to {report.high:,} fits on {where}"
+        every = f"Every value of {report.argument} from {report.low:,} to {report.high:,} fits on {where}"
         return f"{every}: the peak does not change with it."
     more = ", the highest that was asked for" * (report.largest == report.high)
     return f"Largest {report.argument} on {where}: {report.largest:,}{more}."

@@ -11,7 +11,7 @@ from torch import nn
 from bertscope.dry_run.child import Installed, installed
 from bertscope.dry_run.device import FakeGpu
 from bertscope.dry_run.script import ScriptRun
-from bertscope.memory.kernels import attention, cpu_scratch
+from bertscope.memory.kernels import attention, cpu_scratch, result_bytes
 from bertscope.torch_access import always, storage_key
 from bertscope.torch_access.fake_gpu import Put
 from bertscope.tracing.log import Call, tensors
@@ -29,7 +29,7 @@ class CpuDevice(FakeGpu):
     def true_bytes(self, operator, args, number, tensor):
         """A tensor of the host is one on a CPU's "GPU" too, where `to` makes no second one."""
         if operator is not torch.ops.aten._to_copy.default or isinstance(args[0], self.fake):
-            return None
+            return result_bytes(operator, args, number, tensor, on_cuda=False)
         if tensor.dtype != args[0].dtype:
             return None
         weakref.finalize(tensor.untyped_storage(), always(None), args[0].untyped_storage())

@@ -292,6 +292,16 @@ def formulas_with_kernels():
         update(optimizer, loss)
 
 
+@program
+def losses_whose_mean_keeps_their_elements():
+    model = nn.Sequential(nn.Linear(64, 1024), nn.Linear(1024, 512)).to(device())
+    optimizer = torch.optim.SGD(model.parameters())
+    losses = "mse_loss", "soft_margin_loss", "binary_cross_entropy"
+    for name, x in zip(losses, torch.randn(3, 32, 64), strict=True):
+        out = model(moved(x)).sigmoid()
+        update(optimizer, getattr(functional, name)(out, torch.ones_like(out)))
+
+
 # ---- evaluations: three steps, then one evaluation ----
 
 

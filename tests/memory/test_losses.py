@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
 from bertscope.measure.profiler_run import measured
+from bertscope.memory.kernels import result_bytes
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import ModelStep, real_inputs, run_model, waiting_inputs
 from bertscope.settings.run_config import RunConfig
@@ -234,6 +235,14 @@ def test_the_flops_of_in_batch_negatives_grow_with_the_square_of_the_batch(setti
     assert [convention.name for convention in report.conventions] == ["torch", "macs"]
     one, two = (step_flops(ENCODER, run_of(settings, batch)) for batch in (1, 2))
     assert two - 2 * one == 3 * 2 * 64 * (2 * 2 - 2)  # 3 products of 64 multiply-adds for each further pair
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"])
+def test_the_mean_of_a_loss_keeps_the_bytes_of_its_elements(name):
+    scores, labels = torch.rand(8, 5), torch.ones(8, 5)
+    real, operator = getattr(F, name)(scores, labels), getattr(torch.ops.aten, name).default
+    assert real.untyped_storage().nbytes() == 4 * 8 * 5
+    assert result_bytes(operator, (scores, labels), 0, real, on_cuda=True) == 4 * 8 * 5
 
 
 def test_a_function_of_model_and_batch_is_a_loss():
