@@ -228,7 +228,7 @@ def test_on_a_cpu_no_calibration_is_written(tmp_path):
     model = encoder()
     optimizer = torch.optim.AdamW(model.parameters())
     with (
-        pytest.warns(BertscopeWarning, match="a calibration is of a GPU"),
+        pytest.warns(BertscopeWarning, match="a calibration is for a GPU"),
         bertscope.watch(model, optimizer, show=None, save=tmp_path / "cpu.json"),
     ):
         train(model, optimizer)
