@@ -427,8 +427,8 @@ class Progress:
         """Show the text, or outside a terminal its stage."""
         stage = text.partition(": ")[0]
         seconds = time.monotonic() - self.started
-        if [stage] != self.begun[-1:]:
-            self.begun.append(stage)
+        if [name := stage.partition(", about ")[0]] != self.begun[-1:]:  # how long it takes is not its name
+            self.begun.append(name)
         if self.is_terminal and seconds >= 1:
             label = one_line(text, limit=60)
             if self.bar is None:

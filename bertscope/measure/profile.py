@@ -190,7 +190,7 @@ class _Child:
                 if not is_answered and time.monotonic() > deadline and self.problem is None:
                     self.problem = self._late
                 if self.problem is None:
-                    progress(shown or f"{self.name}: {self.sent.stage}{self.left()}")
+                    progress(shown or f"{self.name}{self.left()}: {self.sent.stage}")
         except KeyboardInterrupt:
             self.problem = INTERRUPTED
         if self.problem is not None:
