@@ -185,7 +185,9 @@ def typed_arguments(function: Function, *passed_on: Callable[..., Any]) -> Funct
             if value is not None and not _allows(hints.get(name, Any), value):
                 allowed = formatannotation(listed[name].annotation).strip("'")
                 wrong = f"{name_of(name)} takes {allowed}; got {one_line(repr(value), limit=60)}"
-                raise SelectionError(wrong + "; inputs=... gives a module's inputs" * ("inputs" in listed))
+                raise SelectionError(
+                    wrong + "; inputs=... gives a module's inputs" * ("inputs" in listed and hasattr(value, "dtype"))
+                )
         return function(*args, **keywords)
 
     return checked  # type: ignore[return-value]

@@ -183,6 +183,12 @@ def test_the_notebook_runs_and_its_outputs_are_those_of_today(monkeypatch):
     assert sum(bool(cell.get("outputs")) for cell in stored["cells"]) >= 8
 
 
+def test_the_next_call_repeats_the_name_that_was_given_from_the_cache_too():
+    first, second = (str(bertscope.fit("bert-tiny", "64MiB", seq=8)) for _ in range(2))
+    assert first == second
+    assert "('bert-tiny', " in second
+
+
 @pytest.mark.parametrize(
     ("name", "more"),
     [("fit", {"budget": "64MiB"}), ("report", {}), ("plan", {"budget": "64MiB"}), ("explain", {}),

@@ -189,7 +189,7 @@ class Simulator:
     def facts(self, run_config: RunConfig) -> ModelFacts:
         """Return the model's facts as the run has it, which do not change with sizes and recomputation."""
         facts: ModelFacts = self._known("facts", _plain(run_config))
-        return facts
+        return replace(facts, subject=replace(facts.subject, name=self.source.name))  # a file has no TypedName
 
     # ---- what a step costs ----
 

@@ -121,7 +121,7 @@ def test_the_answer_names_the_changes_with_which_a_plan_may_fit():
 def test_a_search_over_what_changes_no_peak_names_no_largest_value():
     rows = tuple(RunFit(value=value, cost=FITS) for value in (1, 2))
     report = replace(next(report for report in REPORTS if report.kind == "run_fit"), rows=rows, largest=2)
-    assert view_of("run_fit").answer(report).startswith("Every n from 1 to 2 fits")
+    assert view_of("run_fit").answer(report).startswith("Every value of n from 1 to 2 fits")
 
 
 def test_the_time_of_a_step_names_the_data_sheet():
