@@ -183,7 +183,7 @@ def typed_arguments(function: Function, *passed_on: Callable[..., Any]) -> Funct
         listed, hints = signature(checked).parameters, _hints(*passed_on, function)
         for name, value in [*zip(listed, args), *keywords.items()]:  # noqa: B905
             if value is not None and not _allows(hints.get(name, Any), value):
-                allowed = formatannotation(listed[name].annotation).strip("'")
+                allowed = formatannotation(listed[name].annotation).strip("'\"")
                 wrong = f"{name_of(name)} takes {allowed}; got {one_line(repr(value), limit=60)}"
                 raise SelectionError(
                     wrong + "; inputs=... gives a module's inputs" * ("inputs" in listed and hasattr(value, "dtype"))
@@ -218,8 +218,8 @@ def _hints(*functions: Callable[..., Any]) -> dict[str, Any]:
 def _allows(hint: Any, value: Any) -> bool:
     """Return True for a value that the annotation allows; the items of a collection may be anything."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value in arguments
+    if origin is Literal:  # the function itself names the words that it takes
+        return isinstance(value, tuple(map(type, arguments)))
     if origin in (Union, UnionType):
         return any(_allows(argument, value) for argument in arguments)
     kind = {int: Integral, float: Real}.get(hint, origin or hint)

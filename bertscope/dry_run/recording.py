@@ -140,7 +140,7 @@ class Recording:
     def evaluation(self, limits: Limits) -> tuple[RunEvaluation, int, dict[int, float]] | None:
         """Return the evaluation with the highest peak over all its batches, of those that ran in part.
 
-        With it come the event of its peak, and how often the blocks that then stand for more batches count.
+        The event of its peak follows, and the factor of each block that represents several batches.
         """
         known = [self._evaluated(one, limits.calls) for one in limits.evaluations if one.total > one.ran]
         return max(filter(None, known), key=lambda whole: whole[0].highest_bytes, default=None)

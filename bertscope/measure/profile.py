@@ -101,6 +101,10 @@ def about_left(first_seconds: Sequence[float], measured: int, strategies: int, s
     begun = len(first_seconds) - measured
     timed = timed_steps(steps, [step] * strategies) * strategies
     seconds = step * (3 * (strategies - measured) - begun + timed)
+    return _left_text(seconds)
+
+
+def _left_text(seconds: float) -> str:
     return f", about {seconds:.0f} s left" if seconds >= 1 else ""
 
 
@@ -166,8 +170,7 @@ class _Child:
             return
         self.is_in_turn = len(seconds) > 1
         self.sent.stage = f"timing step {number + 1} of {steps}"
-        rest = (steps - number) * sum(seconds)
-        left = f"{self.sent.stage}{f', about {rest:.0f} s left' if rest >= 1 else ''}"
+        left = self.sent.stage + _left_text((steps - number) * sum(seconds))
         shown = f"{left}: {self.name}" if self.is_in_turn else f"{self.name}: {left}"
         self._ask("step", "seconds", shown)
 
