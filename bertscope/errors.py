@@ -248,6 +248,15 @@ class MissingExtraError(BertscopeError):
         super().__init__(f"{what} needs the extra {extra!r}: {install_command(extra)}{otherwise}")
 
 
+@contextmanager
+def needs_extra(what: str, name: str, *, otherwise: str = "") -> Iterator[None]:
+    """Raise a MissingExtraError for an import inside the block that fails."""
+    try:
+        yield
+    except ImportError:
+        raise MissingExtraError(what, name, otherwise=otherwise) from None
+
+
 def install_command(extra: str) -> str:
     """Return the command that adds an extra, or several with commas: of pip, or of the tool that made its environment.
 
@@ -291,6 +300,12 @@ def told(error: BaseException) -> BertscopeError | None:
         return None
     text = one_line(" ".join(str(error).split()), limit=200)
     return WorkerError(f"memory ran out{': ' if text else ''}{text}; free memory, or raise its limit")
+
+
+def line_for(error: Exception) -> str:
+    """Return an error in one line, with the names of the front end; one that nobody expects is internal."""
+    known = told(error)
+    return shown(Reason(known.marked)) if known else f"internal error: {type(error).__name__}: {one_line(str(error))}"
 
 
 @contextmanager

@@ -246,12 +246,9 @@ class CommandLine(SimpleNamespace):
         """Print the first report's notes; write the only report, or several as one comparison."""
         if has_notes:
             print_notes(reports[0])
-        if len(reports) == 1:
-            self.show(reports[0], **options)
-        else:
-            from bertscope.reports.page import ComparisonReport
+        from bertscope.reports.page import combined
 
-            self.show(ComparisonReport(of=reports[0].kind, reports=tuple(reports)))
+        self.show(combined(reports), **(options if len(reports) == 1 else {}))
 
 
 def _named(name: str, table: Mapping[str, Row]) -> Row:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from bertscope.errors import MissingExtraError, RowError, suggestion, typed_arguments
+from bertscope.errors import RowError, needs_extra, suggestion, typed_arguments
 from bertscope.frozen import Record
 from bertscope.reports.layer_ranges import expand
 from bertscope.units import json_text
@@ -220,10 +220,8 @@ class TableReport(Report, Generic[Row]):
 
     def to_pandas(self) -> DataFrame:
         """Return the rows as a DataFrame with the columns of `to_csv`; raises MissingExtraError without pandas."""
-        try:
+        with needs_extra("to_pandas", "pandas", otherwise="; to_csv and to_dict need nothing"):
             import pandas
-        except ImportError:
-            raise MissingExtraError("to_pandas", "pandas", otherwise="; to_csv and to_dict need nothing") from None
         return pandas.read_csv(io.StringIO(self.to_csv()))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from bertscope.frozen import Record
@@ -68,6 +68,12 @@ class ComparisonReport(TableReport[_Compared], kind="comparison", rows_in="repor
 
     of: str  # the kind of each report
     reports: tuple[_Compared, ...]
+
+
+def combined(reports: Sequence[Any]) -> Any:
+    """Return a single report as it is, also without a sequence, and several as a comparison."""
+    several = (reports,) if isinstance(reports, Report) else tuple(reports)
+    return several[0] if len(several) == 1 else ComparisonReport(of=several[0].kind, reports=several)
 
 
 class FieldChange(Record):

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from bertscope.settings.rows import Row, Settings, rows
-from bertscope.settings.run_config import ESTIMATED, MEASURED, RAN
+from bertscope.settings.run_config import ESTIMATED, MEASURED, RAN, Question
 from bertscope.units import exact_bytes
 
 _LINE = 121  # characters of a line with its end
@@ -61,6 +62,23 @@ def option_words(row: Row, value: Any, name: str = "") -> list[str]:
     if row.is_argument:
         return texts
     return [word for text in texts for word in ([f"{option}={text}"] if text.startswith("-") else [option, text])]
+
+
+def keyword_text(text: str) -> str:
+    """Return the text of a help with keywords instead of options: `--batch-total` is batch_total."""
+    return re.sub("--([a-z-]+)", lambda match: match[1].replace("-", "_"), text.partition("\n\nexamples:")[0].strip())
+
+
+def arguments_schema(table: Mapping[str, Row], question: Question, required: str, known: Collection[str] = ()) -> Any:
+    """Return the JSON Schema of arguments; those in `known`, whose descriptions the reader has, show only the type."""
+    properties = {}
+    for name, row in table.items():
+        default = None if name == required else question.defaults.get(name, row.default)
+        full = row.json_schema(default, is_compared=name in question.compared)
+        full["description"] = keyword_text(full["description"])
+        properties[name] = {"type": full["type"]} if name in known and row.section != "common" else full
+    names = [required] if required else []
+    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
 
 
 def setting_options(values: Mapping[str, Any]) -> str:

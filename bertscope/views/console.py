@@ -64,6 +64,12 @@ def asked_by(command_of: CommandOf) -> AbstractContextManager[None]:
     return assigned(_command_of, command_of)
 
 
+class Placeholder(str):
+    """A name in a further command, such as N, for a value that only the user knows."""
+
+    __slots__ = ()
+
+
 def command_text(
     name: str, changes: Mapping[str, Any], keywords: Mapping[str, Any], python: str = "", model: str = ""
 ) -> str:

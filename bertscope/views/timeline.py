@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from bertscope.errors import MissingExtraError, SelectionError, install_command
+from bertscope.errors import SelectionError, install_command, needs_extra
 from bertscope.reports.memory import Memory, MemoryReport, Sample
 from bertscope.units import binary_unit, bytes_text, html_text
 from bertscope.views.columns import Column, attribute, csv_only, csv_text, number, reader, shown_columns, values
@@ -132,11 +132,8 @@ def image(report: MemoryReport, suffix: str) -> bytes:
 
 def plot(report: MemoryReport) -> Any:
     """Return the picture as a figure of matplotlib; raises MissingExtraError without it."""
-    try:
-        with _our_settings():
-            figure = _figure(report)
-    except ImportError:
-        raise MissingExtraError("plot", "plot", otherwise="; str(report) and to_dict need nothing") from None
+    with needs_extra("plot", "plot", otherwise="; str(report) and to_dict need nothing"), _our_settings():
+        figure = _figure(report)
     figure._repr_png_ = lambda: image(report, "png")  # notebooks draw figures only of pyplot by themselves
     return figure
 

@@ -11,7 +11,7 @@ from bertscope.reports.why import MESSAGE, OOM, PEAK, TEXT, WhyFinding, WhyRepor
 from bertscope.settings.generate import changed, row_words
 from bertscope.units import bytes_text
 from bertscope.views.columns import attribute, number
-from bertscope.views.console import Target, command_text, model_code
+from bertscope.views.console import Placeholder, Target, command_text, model_code
 from bertscope.views.footer import note_text
 from bertscope.views.step import next_command, part_name, precision_text, share_of, sizes
 from bertscope.views.timeline import COLORS, Chart
@@ -281,10 +281,11 @@ def _tip(report: WhyReport) -> str:
         model = model_code(report.subject.name if report.subject else "")
         command = command_text("why", changes, {}, f"bertscope.why('snapshot.pickle', {model})")
         return f"record a memory snapshot (help of '{named('bertscope why')}')\n  {command}"
-    changes = {"file": "oom.log"} if report.name == TEXT else {}
+    changes = {"file": Placeholder("oom.log")} if report.name == TEXT else {}
     names = ["batch", "seq", *["eval_batch", "eval_samples"] * (report.phase == "evaluation")]
     python = f"bertscope.why({report.name!r}, model, {', '.join(f'{name}=N' for name in names)})"
-    command = command_text("why", {**changes, "model": "MODEL", **dict.fromkeys(names, "N")}, {}, python)
+    changes |= {"model": Placeholder("MODEL"), **dict.fromkeys(names, Placeholder("N"))}
+    command = command_text("why", changes, {}, python)
     return f"compare it with an estimate\n  {command}"
 
 

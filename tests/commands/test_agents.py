@@ -100,12 +100,25 @@ def test_what_to_do_next_is_a_call_that_a_tool_takes(project):
     assert text.startswith("# -*- coding: utf-8 -*-")
 
 
+def test_what_only_the_agent_knows_is_a_type_in_the_next_call_and_its_message_stays(project):
+    full = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 14.56 GiB of which 15.00 " \
+        "MiB is free. Process 1 has 14.50 GiB memory in use. Of the allocated memory 14.20 GiB is allocated by " \
+        "PyTorch, and 100.00 MiB is reserved by PyTorch but unallocated."  # fmt: skip
+    (project / "oom.log").write_text(full)
+    for file in (full, "oom.log"):
+        text, is_error = agents.answer("why", {"file": file})
+        assert not is_error
+        call = text.rpartition("\n  ")[2].strip()
+        assert call.endswith("model=<str>, batch=<int>, seq=<int>)"), call
+        assert call.startswith(f"why(file='{file[:40]}"), call
+
+
 def test_fit_compares_gpus_and_a_message_is_no_file(project):
     arguments = {"model": "bert-tiny", "gpu": "t4,a10", "seq": 64, "batch": 4, "precision": "fp32"}
     assert agents.answer("fit", arguments)[0].startswith("Batch 4 fits on t4 and a10.")
     text, _ = agents.answer("why", {"file": OOM})
     assert "the message: 3.00 GiB failed" in text
-    assert "architecture" not in agents.schema("check")["properties"]
+    assert "architecture" not in agents.TOOLS["check"].schema["properties"]
 
 
 def test_a_parameter_that_is_null_has_its_default(project):
@@ -116,16 +129,16 @@ def test_a_parameter_that_is_null_has_its_default(project):
 
 def test_each_schema_is_an_object_whose_parameters_are_described_with_their_defaults_and_words():
     for tool in ANSWERS:
-        schema = agents.schema(tool)
+        schema = agents.TOOLS[tool].schema
         assert set(schema["required"]) <= set(schema["properties"])
         assert json.loads(json.dumps(schema)) == schema
-        described = agents.schema("estimate")["properties"] | {
+        described = agents.TOOLS["estimate"].schema["properties"] | {
             k: v for k, v in schema["properties"].items() if len(v) > 1
         }
         assert all(described[name]["description"] for name in schema["properties"])
         assert "--" not in str(schema)
-    assert sum(len(json.dumps(agents.schema(tool))) for tool in ANSWERS) < 33_000
-    given = agents.schema("estimate")["properties"]
+    assert sum(len(json.dumps(agents.TOOLS[tool].schema)) for tool in ANSWERS) < 33_000
+    given = agents.TOOLS["estimate"].schema["properties"]
     assert [given[name]["default"] for name in ("batch", "device", "precision")] == [8, "cpu", "fp32"]
     assert given["device"]["enum"] == ["cpu", "cuda"]
 

@@ -25,11 +25,11 @@ from typing import Any, TextIO
 from bertscope.analyses.sweep.grid import Task, are_kept
 from bertscope.errors import (
     BertscopeError,
-    MissingExtraError,
     SelectionError,
     SourceError,
     WorkerError,
     name_of,
+    needs_extra,
     one_line,
 )
 from bertscope.files import open_file, write_file
@@ -258,10 +258,8 @@ def cluster_address(address: str | None) -> str:
 
 def dask_rows(tasks: Sequence[Task], address: str) -> Iterator[SweepRow]:
     """Yield the rows of tasks as a cluster of dask completes them."""
-    try:
+    with needs_extra(f"{name_of('engine')} dask", "dask"):
         from distributed import Client
-    except ImportError:
-        raise MissingExtraError(f"{name_of('engine')} dask", "dask") from None
     try:
         client = Client(address)
     except (OSError, RuntimeError, ValueError) as error:
