@@ -204,16 +204,17 @@ class watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for end in (self._stop_recording, self._finish, self._save):
-            self._guarded(end)
+        self._guarded(self._stop_recording)
+        self._guarded(self._finish)
+        self._guarded(self._save, lambda error: _warn(f"no calibration is written: {type(error).__name__}: {error}"))
         if self.hook is not None:
             self.hook.remove()
 
-    def _guarded(self, run: Callable[[], Any]) -> None:
+    def _guarded(self, run: Callable[[], Any], fail: Callable[[Exception], Any] | None = None) -> None:
         try:
             run()
         except Exception as error:
-            self._fail(error)
+            (fail or self._fail)(error)
 
     def _fail(self, error: Exception) -> None:
         with suppress(Exception):

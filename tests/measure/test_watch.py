@@ -86,7 +86,8 @@ def test_a_failure_inside_ends_no_training(name, strict, monkeypatch):
         warnings.simplefilter("error" if strict else "always", BertscopeWarning)
         with bertscope.watch(model, optimizer, show=broken if name == "show" else None):
             assert len(train(model, optimizer)) == 8
-    assert strict or any("no longer watched: RuntimeError: broken" in str(item.message) for item in noted)
+    said = "no calibration is written" if name == "_save" else "no longer watched"
+    assert strict or any(f"{said}: RuntimeError: broken" in str(item.message) for item in noted)
     assert not any(hooks_of(model, optimizer))
     assert _get_current_dispatch_mode() is None
 
@@ -195,8 +196,9 @@ def test_steps_after_the_watched_ones_have_no_hook_and_take_no_longer():
         assert _get_current_dispatch_mode() is None
 
 
-def test_on_cuda_torch_s_counters_are_the_measurement_and_the_calibration(monkeypatch, tmp_path):
-    """The counters, the card and its rates are replaced; the model runs on a CPU."""
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """A CPU on which torch's counters, the card and its rates are replaced."""
     numbers = {"max_memory_allocated": 10 * 2**20, "max_memory_reserved": 12 * 2**20, "memory_reserved": 12 * 2**20,
                "mem_get_info": (2**33, 2**33 + 512 * 2**20), "synchronize": None,
                "reset_peak_memory_stats": None}  # fmt: skip
@@ -208,6 +210,26 @@ def test_on_cuda_torch_s_counters_are_the_measurement_and_the_calibration(monkey
     monkeypatch.setattr("bertscope.measure.profile_worker.this_gpu", lambda: ("Tesla T4", 15 * 2**30))
     begin = watching.watch._begin
     monkeypatch.setattr(watching.watch, "_begin", lambda self: (begin(self), setattr(self, "device", "cuda")))
+
+
+@pytest.mark.usefixtures("on_cuda")
+@pytest.mark.parametrize(("file", "reason"), [
+    ("/dev/full", "No space left"), ("{tmp}", "is a folder"), ("{tmp}/missing/t4.json", "No such file")
+])  # fmt: skip
+def test_a_calibration_that_cannot_be_written_leaves_the_training_and_its_report(file, reason, tmp_path):
+    model = encoder()
+    optimizer, said = torch.optim.AdamW(model.parameters()), []
+    path = file.format(tmp=tmp_path)
+    with (
+        pytest.warns(BertscopeWarning, match=f"no calibration is written: .*{reason}"),
+        bertscope.watch(model, optimizer, show=said.append, loss=mean_square, save=path) as watched,
+    ):
+        assert len(train(model, optimizer)) == 8
+    assert said == [str(watched.report)]
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_on_cuda_torch_s_counters_are_the_measurement_and_the_calibration(tmp_path):
     model = encoder()
     optimizer, file = torch.optim.AdamW(model.parameters()), tmp_path / "t4.json"
     with bertscope.watch(model, optimizer, show=None, loss=mean_square, save=file) as watched:
@@ -229,10 +251,11 @@ def test_on_a_cpu_no_calibration_is_written(tmp_path):
     optimizer = torch.optim.AdamW(model.parameters())
     with (
         pytest.warns(BertscopeWarning, match="a calibration is for a GPU"),
-        bertscope.watch(model, optimizer, show=None, save=tmp_path / "cpu.json"),
+        bertscope.watch(model, optimizer, show=None, save=tmp_path / "cpu.json") as watched,
     ):
         train(model, optimizer)
     assert not (tmp_path / "cpu.json").exists()
+    assert watched.report["none"].error is not None
 
 
 def test_the_trainer_of_transformers_is_watched(tmp_path):
