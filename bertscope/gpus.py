@@ -64,11 +64,12 @@ _TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-
 _ROWS = {name: _row(**row) for name, row in _TABLE["gpus"].items()}
 # The lowest and the highest CUDA context of a GPU that was published, in MiB, and the source of each.
 _CONTEXTS: dict[str, list[Any]] = _TABLE["contexts_mib"]
-# The GPU of a cloud's instance, by the beginning of its name (the documentation of AWS, Google Cloud and Azure).
-_INSTANCES: dict[str, str] = _TABLE["instances"]
+# The GPU of a cloud's instance, by the beginning of its name.
+_INSTANCES: dict[str, str] = {key: gpu for rows in _TABLE["instances"].values() for key, gpu in rows.items()}
 # Words that nvidia-smi, torch and clouds add to a name; a GPU is known without them.
 _ADDED = {"nvidia", "geforce", "tesla", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "pcie", "generation", "gpu",
-          "blackwell", "workstation", "server", "edition"}  # fmt: skip
+          "blackwell", "workstation", "server", "edition", "hbm3", "mega", "pascal", "1x", "small", "medium", "large",
+          "colab", "kaggle"}  # fmt: skip
 # The range over all GPUs with a published context, for those without one of their compute capability.
 _LOWS, _HIGHS, _ = zip(*_CONTEXTS.values(), strict=True)
 CONTEXT_BYTES: tuple[int, int] = min(_LOWS) * _MIB, max(_HIGHS) * _MIB
@@ -150,11 +151,11 @@ def half_precision(gpu: Gpu | None) -> str:
 
 def find_gpu(name: str) -> Gpu:
     """Return the GPU of that name in any spelling; raises SelectionError for an unknown one."""
-    spelling = re.sub(r"[\s_]+", "-", name.strip().lower())
+    spelling = re.sub(r"[\s_()]+", "-", name.strip().lower()).removesuffix("x1")
     instance = next((gpu for pattern, gpu in _INSTANCES.items() if re.match(rf"(ml\.)?{pattern}", spelling)), "")
     spelling = spelling.replace("mobile", "laptop")
     spelling = re.sub(r"(?<=[0-9])(?=ti|super)|(?<=rtx|gtx)(?=[0-9])", "-", spelling)  # rtx4060ti
-    wanted = instance or "-".join(word for word in spelling.split("-") if word not in _ADDED)
+    wanted = instance or "-".join(word for word in spelling.split("-") if word not in {"", *_ADDED})
     sized = re.fullmatch(r"(.+)-([0-9]{1,3})-?gb?", wanted, re.ASCII)  # A10G 24GB, where there is one size
     if sized and sized[1] in GPUS and abs(GPUS[sized[1]].memory_bytes / int(sized[2]) / 2**30 - 1) < 0.1:
         wanted = sized[1]

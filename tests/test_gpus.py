@@ -57,7 +57,9 @@ SPELLINGS = {
     "rtx 4070 laptop": "rtx-4070-laptop", "RTX 4070 Laptop GPU": "rtx-4070-laptop", "rtx4070-laptop": "rtx-4070-laptop",
     "NVIDIA GeForce RTX 3070 Mobile": "rtx-3070-laptop", "Tesla P4": "p4", "L40": "l40", "ml.g5.xlarge": "a10g",
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000", "RTX PRO 6000": "rtx-pro-6000",
-    "a2-highgpu-1g": "a100-40gb", "p3.2xlarge": "v100-16gb", "g6e.12xlarge": "l40s",
+    "a2-highgpu-1g": "a100-40gb", "p3.2xlarge": "v100-16gb", "g6e.12xlarge": "l40s", "TITAN X (Pascal)": "titan-x-12gb",
+    "NVIDIA H100 80GB HBM3": "h100-80gb", "nvidia-h100-mega-80gb": "h100-80gb", "Colab T4": "t4", "l40sx1": "l40s",
+    "a10g-large": "a10g", "gpu_1x_a10": "a10", "Standard_NC24rs_v3": "v100-16gb", "g7e.2xlarge": "rtx-pro-6000",
 }  # fmt: skip
 
 
@@ -69,6 +71,7 @@ def test_a_gpu_has_the_names_of_torch_and_of_clouds_too(spelling, name):
 @pytest.mark.parametrize(("name", "remedy"), [
     ("rtx 4060 ti", "rtx-4060-ti-16gb"), ("a100", "a100-40gb"), ("rtx-4091", "rtx-4090"), ("MI300X", "budget"),
     ("Apple M3 Max", "budget"), ("rtx-4091", "budget 16GiB with device cuda"),
+    *((name, "not modelled") for name in ("AMD Instinct MI300X", "mps", "trn1.2xlarge", "g4ad.xlarge")),
     ("l41", r"did you mean 'l4' or 'l40'\? Or give"),
     ("rtx 4080 laptop", "did you mean 'rtx-4070-laptop' or 'rtx-3070-laptop'.*budget"),
 ])  # fmt: skip
