@@ -125,6 +125,15 @@ def test_a_real_loop_with_bitsandbytes_has_the_estimated_peak(settings):
     assert int(line.split()[1]) == pytest.approx(report.variants[0].estimated.cost.peak_bytes, rel=1e-4)
 
 
+@pytest.mark.parametrize(("precision", "bytes_"), cases("quantized.yaml", "dora"))
+def test_a_real_loop_with_dora_has_the_recorded_peak(precision, bytes_):
+    pytest.importorskip("bitsandbytes")
+    settings = json.dumps({"quantize": "nf4", "precision": precision, "dora": True})
+    words = [sys.executable, str(DATA / "scripts" / "qlora.py"), settings]
+    out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert f"REAL {bytes_}" in out.splitlines()
+
+
 @pytest.mark.parametrize("precision", ["bf16", "autocast-bf16"])
 def test_the_code_of_a_plan_for_a_quantized_model_saves_what_the_plan_says(precision):
     """bitsandbytes has one operator for a product, and so have the layers of bertscope/model/quantized.py."""

@@ -86,7 +86,8 @@ class QuantizedLinear(nn.Linear):
     def __init__(self, layer: nn.Module, how: Quantization, computes_in: torch.dtype | None, *, on_cuda: bool) -> None:
         nn.Module.__init__(self)
         weight: Any = layer.weight
-        shape = weight.shape if isinstance(layer, nn.Linear) else weight.T.shape  # of a Conv1D in transformers
+        self.is_linear, self.original_dtype = isinstance(layer, nn.Linear), weight.dtype
+        shape = weight.shape if self.is_linear else weight.T.shape  # of a Conv1D in transformers
         (self.out_features, self.in_features), numel, device = shape, weight.numel(), weight.device
         self.shape = tuple(shape)  # of the unpacked weight
         self.is_8bit, self.on_cuda, self.computes_in = how.is_8bit, on_cuda, computes_in
@@ -119,6 +120,19 @@ class QuantizedLinear(nn.Linear):
         wide: torch.Tensor = torch.ops.bertscope.unpack(self.weight, scales, self.code, self.shape, dtype)
         return wide
 
+    @property
+    def W_q(self) -> torch.Tensor:  # by this name peft's DoRA knows that `dequantize` gives it the weight
+        """The packed weight."""
+        return self.weight
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the weight in its shape and dtype before it was quantized, a new tensor."""
+        if self.is_8bit:
+            wide = self.weight * self.absmax.unsqueeze(1) * (1 / 127)
+        else:
+            wide = self.wide(self.loaded or self.original_dtype)
+        return wide if self.is_linear else wide.T
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (..., in) to (..., out), in the dtype of computation; the result has the dtype of x."""
         dtype = x.dtype if self.is_8bit else self.computes_in or x.dtype
@@ -142,6 +156,7 @@ class QuantizedLinear(nn.Linear):
 
 def _adapted(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Return the output of a LoRA layer in the operators of peft 0.21 on bitsandbytes' layers (tuners/lora/bnb.py)."""
+    output: torch.Tensor
     result: torch.Tensor = layer.base_layer(x)
     if not layer.base_layer.is_8bit:
         result = result.clone()
@@ -149,8 +164,11 @@ def _adapted(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
     down, up, dropout = (part[name] for part in (layer.lora_A, layer.lora_B, layer.lora_dropout))
     converts = not (layer.base_layer.on_cuda and torch.is_autocast_enabled(x.device.type))
     x = x.to(down.weight.dtype) if converts else x
+    if variant := getattr(layer, "lora_variant", {}).get(name):  # DoRA
+        output = variant.forward(layer, active_adapter=name, x=x, result=result)
+        return output.to(result.dtype) if converts else output
     scaling = layer.scaling[name] if isinstance(layer.scaling, dict) else layer.scaling
-    output: torch.Tensor = up(down(dropout(x))) * scaling
+    output = up(down(dropout(x))) * scaling
     return result + (output.to(result.dtype) if converts else output)
 
 
@@ -181,8 +199,7 @@ def quantize(model: nn.Module, how: Quantization, computes_in: torch.dtype | Non
     for path in frozen:
         base.get_parameter(path).requires_grad_(False)
     for layer in model.modules():
-        is_plain = hasattr(layer, "lora_A") and not getattr(layer, "lora_variant", None)  # peft computes DoRA by itself
-        if is_plain and isinstance(getattr(layer, "base_layer", None), QuantizedLinear):
+        if hasattr(layer, "lora_A") and isinstance(getattr(layer, "base_layer", None), QuantizedLinear):
             layer.forward = MethodType(_adapted, layer)
 
 

@@ -122,6 +122,7 @@ def read_adapter(
     if is_bert and entries[TYPE].value == _LORA and used.keys() <= LORA_KEYS.keys() | _NO_PEFT:
         changes: Any = {"path": path, "lora": _lora(entries, head), "expected": ()}  # fields of a BERT
         return replace(base, lora_where=entries.get("target_modules", entries[TYPE]).where, **changes)
+    used |= {key: entry for key, entry in entries.items() if entry.value == [] and key in _KEYS}  # "no layer"
     plain = {key: value for key, value in values.items() if key in used}
     for key, value in plain.items():
         most = MAX_BUILT_LAYERS if key.endswith("num_layers") else MAX_DIMENSION

@@ -1,5 +1,7 @@
 """Weights in 4 and 8 bits: their bytes, the product that makes a weight and frees it, and bitsandbytes' real loops."""
 
+import json
+
 import pytest
 import torch
 
@@ -68,6 +70,15 @@ def test_an_estimate_is_the_peak_of_a_real_loop_with_bitsandbytes_and_peft(setti
     model = source_of(LLAMA).with_options(lora="r=8,alpha=16")
     report = bertscope.estimate(model, batch=4, seq=64, **settings)
     assert report.variants[0].estimated.cost.peak_bytes == pytest.approx(real_bytes, rel=1e-4)
+
+
+@pytest.mark.parametrize(("precision", "real_bytes"), cases("quantized.yaml", "dora"))
+def test_dora_takes_the_norm_of_a_weight_that_it_unpacks(precision, real_bytes, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "use_dora": True, "lora_alpha": 16}))
+    model = bertscope.load(tmp_path / "config.json", lora=str(tmp_path))
+    report = bertscope.estimate(model, quantize="nf4", precision=precision, batch=4, seq=64)
+    assert report.peak_bytes == pytest.approx(real_bytes, rel=1e-4)
 
 
 @pytest.mark.parametrize(("sizes", "low_gb", "high_gb"), cases("quantized.yaml", "published"))

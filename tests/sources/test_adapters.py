@@ -156,6 +156,13 @@ def test_adapters_of_every_type_are_those_of_peft(cli, tmp_path, family, name):
     assert found == pytest.approx(real + of_inputs, rel=1e-3)
 
 
+def test_an_empty_list_of_feed_forward_layers_scales_their_outputs(tmp_path):
+    changes = {"peft_type": "IA3", "target_modules": ["output.dense"], "feedforward_modules": [], "task_type": None}
+    model = find(written(tmp_path, TINY, changes)).build()
+    sizes = {param.numel() for path, param in model.named_parameters() if "ia3_l" in path}
+    assert sizes == {TINY["hidden_size"]}  # else also the 24 inputs of the layers that peft takes by default
+
+
 def test_a_file_of_peft_adds_its_adapters_to_any_model(cli, adapter):
     file = str(adapter(r=2) / "adapter_config.json")
     counted = cli("count", "bert-tiny", "--lora", file, "--format", "json").json

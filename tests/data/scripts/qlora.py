@@ -20,6 +20,7 @@ from transformers.quantizers.base import get_keys_to_not_convert
 
 from tests.real_run import peaks
 
+ADAPTER = {"r": 8, "lora_alpha": 16, "task_type": "CAUSAL_LM"}
 settings, (device,) = json.loads(sys.argv[1]), sys.argv[2:] or ["cpu"]
 kind, _, is_double = settings["quantize"].partition("-")
 precision, strategy = settings["precision"], settings.get("checkpointing", "none")
@@ -46,7 +47,7 @@ model.to(device)
 setattr(model, "is_loaded_in_8bit" if kind == "int8" else "is_loaded_in_4bit", True)
 if is_prepared:
     model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-model = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, task_type="CAUSAL_LM")).train()
+model = peft.get_peft_model(model, peft.LoraConfig(**ADAPTER, use_dora="dora" in settings)).train()
 if strategy == "full":
     model.gradient_checkpointing_enable({"use_reentrant": settings.get("reentrant", False)})
     model.enable_input_require_grads()
