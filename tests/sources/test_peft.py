@@ -1,5 +1,7 @@
 """Adapters in a plain loop, of `--lora` and of the installed peft, whose models are counted too."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -7,6 +9,7 @@ import transformers
 import bertscope
 from bertscope.config import BertConfig, Lora
 from bertscope.memory.estimate import MemoryTraces
+from bertscope.memory.step import TORCH_DTYPES, run_model
 from bertscope.model import PeftModel, build
 from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import OPTIMIZERS
@@ -78,6 +81,22 @@ def test_the_estimate_of_pefts_model_is_the_peak_of_a_plain_loop(loop):
     (variant,) = bertscope.estimate(make(), given, **run).variants
     found = max(phase.peak_bytes for phase in variant.estimated.phases)
     assert found == pytest.approx(measured(make, run_config), rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_adalora_trains_the_parameters_that_peft_leaves_trainable(precision, tmp_path):
+    import peft
+
+    config = peft.AdaLoraConfig(target_modules=["query"], total_step=10)
+    base = transformers.BertModel(transformers.BertConfig(**SIZES)).to(TORCH_DTYPES[precision])
+    real = peft.get_peft_model(base, config)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **SIZES}))
+    config.save_pretrained(tmp_path)
+    ours = run_model(bertscope.load(tmp_path / "config.json", lora=str(tmp_path)), RunConfig(precision=precision))
+    trained = [
+        [(param.shape, param.dtype) for param in model.parameters() if param.requires_grad] for model in (real, ours)
+    ]
+    assert trained[0] == trained[1]
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
