@@ -250,6 +250,18 @@ def test_an_argument_of_another_type_is_refused_in_one_line(name):
                 function(**{keyword: object()})
 
 
+@pytest.mark.parametrize("device", ["x", "", "cuda:99", "hpu", "privateuseone"])
+@pytest.mark.parametrize("name", [name for name in sorted({name for name, *_ in CALLS.values()})
+                                  if "device" in inspect.signature(getattr(bertscope, name)).parameters])  # fmt: skip
+def test_a_device_that_does_not_exist_is_refused_in_one_line(name, device):
+    _, args, keywords = next(row for row in CALLS.values() if row[0] == name)
+    calls = [lambda: getattr(bertscope, name)(*args, **keywords, device=device)]
+    calls += [lambda: bertscope.load(model).build(device=device) for model in ("bert-tiny", "gpt2") if name == "build"]
+    for call in calls:
+        with pytest.raises(bertscope.BertscopeError, match=r"^[^\n]*\bdevice\b[^\n]*$"):
+            call()
+
+
 @pytest.mark.parametrize("name", ["estimate", "flops"])
 def test_a_keyword_that_is_none_is_one_that_is_not_given(name):
     """Else None would mean the default of a single run: batch 1, and a training step for `flops`."""

@@ -16,7 +16,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-from bertscope.errors import BertscopeError
+from bertscope.errors import BertscopeError, SelectionError, name_of, one_line
 from bertscope.torch_import import load_meta_kernels, quick_import
 
 with quick_import() as _is_new:
@@ -101,10 +101,18 @@ def _replace_method(owner: Any, name: str, old: Any, new: Any) -> None:
 
 @contextmanager
 def on_device(device: str | torch.device) -> Iterator[None]:
-    """Create tensors on the device, as `with torch.device(device)` does; on meta without work for initial values."""
+    """Create tensors on the device, as `with torch.device(device)` does; on meta without work for initial values.
+
+    Raises SelectionError for a device that torch does not know or find.
+    """
+    try:
+        target = torch.empty(0, device=torch.device(device)).device
+    except Exception:  # each backend has its own class
+        text = one_line(repr(device), limit=60)
+        raise SelectionError(f"{name_of('device')} {text} is none that torch finds here; use meta or cpu") from None
     with ExitStack() as stack:
-        stack.enter_context(torch.device(device))
-        for owner, name, original, fill in _FILLING if torch.device(device).type == "meta" else ():
+        stack.enter_context(target)
+        for owner, name, original, fill in _FILLING if target.type == "meta" else ():
             _replace_method(owner, name, original, fill)
             stack.callback(_replace_method, owner, name, fill, original)
         yield
