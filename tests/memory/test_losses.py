@@ -18,7 +18,6 @@ from bertscope.memory.kernels import result_bytes
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.step import ModelStep, real_inputs, run_model, waiting_inputs
 from bertscope.settings.run_config import RunConfig
-from bertscope.torch_access import has_bf16_products
 from bertscope.tracing.flops import step_flops
 from bertscope.tracing.losses import loss_function
 from tests.memory.plain_loop import peak_bytes, tokenized
@@ -86,9 +85,11 @@ def cached(size):
         def again(outer):
             with torch.enable_grad():
                 for part, gradient, state in zip(parts(), gradients, states, strict=True):
-                    torch.set_rng_state(state)
-                    found = embedding(model, dict(part))
-                    (torch.dot(found.flatten(), gradient.flatten()) * outer).backward()
+                    with torch.random.fork_rng(devices=[]):  # a state more during the forward pass
+                        torch.set_rng_state(state)
+                        found = embedding(model, dict(part))
+                    surrogate = torch.dot(found.flatten(), gradient.flatten()) * outer
+                    surrogate.backward()
 
         loss.register_hook(again)
         return loss
@@ -170,8 +171,8 @@ def test_the_estimate_is_the_peak_of_a_loop_with_transformers_and_accelerate(sou
     AcceleratorState._reset_state(True)
     found = estimated_trace(source, run_of({**settings, "precision": precision})).peak_bytes
     targets = 2 * labels.nbytes if step in (cosent, pairs) else 0  # of the batch and of the one that waits
-    # Where oneDNN has no products in bf16 the peak is another one, with a state of the generator and a cat less.
-    more = 5_572 if "cached" in settings["loss"] and precision != "fp32" and not has_bf16_products() else 0
+    # An estimate of mini-batches holds the embeddings of a full one during the next; of 6 rows the one before has 2.
+    more = (4 - 2) * WIDE["hidden_size"] * 4 if "cached" in settings["loss"] else 0
     assert 0 <= found - targets - measured <= more
 
 
