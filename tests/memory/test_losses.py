@@ -36,8 +36,9 @@ RERANKER = small("BertForSequenceClassification", **WIDE, num_labels=1)
 def embedding(model, features):
     """The mean of the last hidden state over the tokens, which the features keep."""
     features["token_embeddings"] = hidden = model(**features).last_hidden_state
-    mask = features["attention_mask"].unsqueeze(-1).float()
-    return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+    mask = features["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+    sums = [values.sum(1, dtype=torch.float32) for values in (hidden * mask, mask)]
+    return (sums[0] / sums[1].clamp(min=1e-9)).to(hidden.dtype)
 
 
 def embeddings(model, columns):
@@ -79,7 +80,7 @@ def cached(size):
             queries, documents = torch.cat(leaves[:count]), torch.cat(leaves[count:])
             for wanted in torch.arange(len(labels)).split(size):
                 (in_batch_loss(queries, documents, wanted) * len(wanted) / len(labels)).backward()
-        loss = torch.zeros((), requires_grad=True)
+        loss = queries.new_zeros(()).requires_grad_()
         gradients = [leaf.grad for leaf in leaves]
 
         def again(outer):
@@ -99,7 +100,7 @@ def cached(size):
 
 def cosent(model, columns, labels):
     one, other = embeddings(model, columns)
-    scores = F.cosine_similarity(one, other) * 20
+    scores = F.cosine_similarity(one, other).float() * 20
     differences = scores[:, None] - scores[None, :]
     return torch.logsumexp(differences.masked_fill(labels[:, None] >= labels[None, :], -1e12).flatten(), dim=0)
 
@@ -153,16 +154,17 @@ def run_of(settings, batch=BATCH):
     return RunConfig(batch=batch, seq=SEQ, loop="trainer", **settings)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16", "fp16", "bf16"])
 @pytest.mark.parametrize(("source", "settings", "step", "shape"), CASES, ids=[str(case[1]) for case in CASES])
 def test_the_estimate_is_the_peak_of_a_loop_with_transformers_and_accelerate(source, settings, step, shape, precision):
+    stored = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
     labels = torch.rand(BATCH)  # outside the profiler: most of the losses have none
     AcceleratorState._reset_state(True)
-    accelerator = Accelerator(mixed_precision="bf16" if precision != "fp32" else "no", cpu=True)
+    accelerator = Accelerator(mixed_precision="bf16" if precision == "autocast-bf16" else "no", cpu=True)
     config = transformers.BertConfig(**{name: getattr(source.config, name) for name in SIZES})
 
     def model():
-        return Loop(accelerator.prepare_model(getattr(transformers, source.architecture)(config)), step)
+        return Loop(accelerator.prepare_model(getattr(transformers, source.architecture)(config).to(stored)), step)
 
     measured = peak_bytes(
         model, lambda _: {"columns": columns_of(*shape), "labels": labels},
