@@ -60,6 +60,7 @@ _WANT_ORDER = {
     "native_layer_norm": 1,
     "native_layer_norm_backward": 2,
 }
+_INDEXED = ("gather", "scatter")  # first parts of names
 _ELEMENTWISE = ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
 _FP32_BYTES, _INDEX_BYTES = 4, 8
 _QUERY_BLOCKS, _KEY_BLOCK = ((768, 256), (192, 64), (0, 32)), 512  # least length of queries -> queries of a block
@@ -82,6 +83,12 @@ def cpu_scratch(operator: Any, args: Any) -> int | Scratch:
         scores, dim = args[:2]
         masks = scores.numel() + scores.numel() // max(scores.shape[dim], 1) + scores.itemsize
         return int(masks if scores.is_contiguous() else max(masks, scores.nbytes))
+    if name.startswith(_INDEXED) and args[0].dtype in _HALF:  # a result in fp32: create_acc_buffer of ReduceUtils.h
+        result = args[2 if name == "gather" else 0]
+        return int(_FP32_BYTES * result.numel()) if result.dim() > 1 or name != "gather" else 0
+    if name == "logsumexp":  # the maxima and the exponentials: logsumexp_out_impl of ReduceOps.cpp
+        reduced = prod(args[0].shape[dim] for dim in args[1] or range(args[0].ndim))
+        return int(args[0].nbytes + args[0].nbytes // max(reduced, 1))
     if name == "native_layer_norm_backward" and any(args[7][1:]):
         # Each thread sums up the gradients of weight and bias: LayerNormBackwardKernelImplInternal.
         sums = 2 * torch.get_num_threads() * prod(args[2]) * args[1].itemsize

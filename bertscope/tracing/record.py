@@ -5,6 +5,7 @@ runs it, a fake one answers with layouts. The rows are equal on both.
 """
 
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -40,6 +41,16 @@ from bertscope.tracing.log import Call, ModuleRun, Position, RunLog, SeenTensor,
 _LABEL = "bertscope_module"
 SETUP, BETWEEN = "setup", "between"  # phases besides those of a step
 _ADD, _LINEAR = torch.ops.aten.add.Tensor, torch.ops.aten.linear.default
+# Formulas of autograd that write into zeros in place, except while a mode is active: areAnyTensorSubclassLike in
+# FunctionsManual.cpp and TensorAdvancedIndexing.cpp.
+_INTO_ZEROS = re.compile(
+    "(Cummax|Cummin|Gather|Index|IndexSelect|Kthvalue|MaskedSelect|Max|Median|Min|Mode|Sort|Take|Topk|Trace)"
+    r"Backward\d+"
+)
+_WRITING = {getattr(getattr(torch.ops.aten, name), overload) for name, overload in (
+    ("index_add", "default"), ("index_fill", "int_Tensor"), ("index_put", "default"), ("masked_scatter", "default"),
+    ("put", "default"), ("scatter", "src"), ("scatter_add", "default"),
+)}  # fmt: skip
 _MOST_WAITED = 8  # steps of other optimizers, such as the critic's between two of a generator
 
 
@@ -161,9 +172,10 @@ class Device:
 class Recorder(DispatchMode):
     """The mode that fills a log.
 
-    A dispatch mode does not see four things, which are added: autograd's sum of a second gradient into the first, in
-    place only while no mode is active (`_sums_in_place`); the random state that checkpointing saves; the beginning of
-    backward, before which the loss's gradient is made; and what kernels and libraries allocate (`Device`).
+    A dispatch mode does not see four things, which are added: autograd's sum of a second gradient into the first and
+    its writes into zeros, in place only while no mode is active (`_writes_in_place`); the random state that
+    checkpointing saves; the beginning of backward, before which the loss's gradient is made; and what kernels and
+    libraries allocate (`Device`).
     """
 
     def __init__(self, device: Device, model: nn.Module | None = None, *, keeps_args: bool = False) -> None:
@@ -389,7 +401,7 @@ class Recorder(DispatchMode):
         if _is_composite(operator):  # as it is below autograd, in the dispatch of a subclass such as DTensor
             with self:
                 return (_linear if operator is _LINEAR else operator.decompose)(*args, **kwargs)
-        summed = storage_key(args[0]) if self._sums_in_place(operator, args) else None
+        summed = storage_key(args[0]) if self._writes_in_place(operator, args) else None
         if self.phase == OPTIMIZER:
             self.owner = self._owner(args[0], self.owner) if args and isinstance(args[0], torch.Tensor) else ""
         at = self.position()
@@ -495,9 +507,12 @@ class Recorder(DispatchMode):
 
     # ---- what no mode sees ----
 
-    def _sums_in_place(self, operator: Any, args: Any) -> bool:
-        if operator is not _ADD or torch.is_grad_enabled() or autograd_node() is None:
+    def _writes_in_place(self, operator: Any, args: Any) -> bool:
+        is_sum = operator is _ADD
+        if not (is_sum or operator in _WRITING) or torch.is_grad_enabled() or (node := autograd_node()) is None:
             return False
+        if not is_sum:
+            return _INTO_ZEROS.fullmatch(node.name()) is not None
         is_owned = self.own_counts is not None and use_counts(args[0]) == self.own_counts
         return is_owned and bool(torch.ops.aten.is_non_overlapping_and_dense(args[0]))
 

@@ -71,7 +71,7 @@ def test_a_loop_is_measured_next_to_its_estimate_and_trains_as_without(accumulat
 
 
 @pytest.mark.parametrize("name", ["_begin", "_record", "calls", "_memory", "_predict", "_finish", "_save", "show",
-                                  "_entered", "_left", "_sums_in_place", "_allocated", "_stepping"])  # fmt: skip
+                                  "_entered", "_left", "_writes_in_place", "_allocated", "_stepping"])  # fmt: skip
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_failure_inside_ends_no_training(name, strict, monkeypatch):
     def broken(*_):

@@ -106,6 +106,35 @@ def test_fused_attention_allocates_what_the_law_says(sizes, is_copied, dtype, th
     assert estimated.peaks == peaks_of(step)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("sizes", [(3, 5, 8), (8,)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, ids: torch.ops.aten.gather.default(x, 0, ids),  # DeBERTa's relative positions
+        lambda x, ids: torch.ops.aten.scatter_add_.default(x, 0, ids, x.clone()),
+        lambda x, ids: torch.ops.aten.scatter_reduce.two(x, 0, ids, x.clone(), "amax"),
+        lambda x, ids: torch.ops.aten.logsumexp.default(x, [-1]),
+    ],
+    ids=["gather", "scatter_add_", "scatter_reduce", "logsumexp"],
+)
+def test_a_kernel_that_adds_in_fp32_has_a_result_in_fp32(call, sizes, dtype):
+    class Last(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            self.operator, self.args = operator, args
+            return operator(*args, **(kwargs or {}))
+
+    with Last() as last:
+        call(torch.rand(sizes).to(dtype), torch.zeros(sizes, dtype=torch.int64))
+    operator, args = last.operator, last.args
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = operator(*args)
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    peak = max(accumulate([event.nbytes() for event in events if event.name() == "[memory]"]), default=0)
+    made = 0 if result is args[0] else result.nbytes
+    assert cpu_scratch_bytes(operator, args) == peak - made
+
+
 @pytest.mark.parametrize("left", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("right", [torch.bfloat16, torch.float32, torch.int64])
 def test_a_result_in_place_is_copied_to_the_common_dtype_as_its_operands_are(left, right):

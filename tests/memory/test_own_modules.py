@@ -149,6 +149,29 @@ def test_the_estimate_of_a_module_is_the_peak_of_a_plain_loop(name, precision, l
     assert not_counted(make(), given) == []
 
 
+CHOICES = {  # the gradient of each is written into zeros
+    "gather": lambda scores: torch.log_softmax(scores, -1).gather(1, torch.zeros(32, 1, dtype=torch.long)),  # DPO's
+    "index": lambda scores: scores[torch.arange(32), torch.zeros(32, dtype=torch.long)],
+    "max": lambda scores: scores.max(1)[0],
+    "topk": lambda scores: scores.topk(3)[0],
+    "median": lambda scores: scores.median(1)[0],
+    "take": lambda scores: scores.take(torch.zeros(9, dtype=torch.long)),
+    "cummax": lambda scores: scores.cummax(1)[0],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_gradient_of_chosen_elements_is_written_into_zeros_in_place(name, dtype):
+    def make():
+        return Stack(lambda out, given: (CHOICES[name](out),), nn.Linear(4, 4000)).to(dtype)
+
+    given = torch.ones(32, 4, dtype=dtype)
+    plain = peak_bytes(make, lambda module: {"inputs": given.clone()}, lambda params: torch.optim.SGD(params, lr=0.0))
+    (variant,) = estimate(make(), {"inputs": given}, optimizer="sgd").variants
+    assert variant.estimated.peak.peak_bytes == plain
+
+
 def not_counted(module, given, **settings):
     """What the answer says is not counted."""
     answer = str(estimate(module, given, **settings)).partition("\n\n")[0]
