@@ -402,13 +402,15 @@ def note(text: str) -> None:
 
 
 _LINE_SECONDS = 5.0  # between two lines of progress in a log
+_LONG_SECONDS = 15.0  # of work from which a log has details
 
 
 class Progress:
     """Display of progress on stderr after the first second: a bar in a terminal, a few lines elsewhere.
 
-    `total` is the number of stages; a text names its stage before a colon, if it has one. A stage has at most one line,
-    and two lines are _LINE_SECONDS apart; with --debug each text is a line.
+    `total` is the number of stages; a text names its stage before a colon, if it has one. A stage has one line,
+    and two lines are _LINE_SECONDS apart. In long work further lines have details, each after twice the time of the
+    last one. With --debug each text is a line.
     """
 
     def __init__(self, total: int = 0) -> None:
@@ -417,6 +419,7 @@ class Progress:
         self.begun: list[str] = []  # the stages, in order
         self.shown = ""
         self.next_seconds = 1.0  # of the next line
+        self.next_detail = _LONG_SECONDS
         self.bar: Any = None
         self.is_terminal = sys.stderr.isatty()
 
@@ -424,7 +427,8 @@ class Progress:
         """Show the text, or outside a terminal its stage."""
         stage = text.partition(": ")[0]
         seconds = time.monotonic() - self.started
-        if [name := stage.partition(", about ")[0]] != self.begun[-1:]:  # how long it takes is not its name
+        name, is_timed, _ = stage.partition(", about ")  # how long it takes is not its name
+        if [name] != self.begun[-1:]:
             self.begun.append(name)
         if self.is_terminal and seconds >= 1:
             label = one_line(text, limit=60)
@@ -436,11 +440,12 @@ class Progress:
             total = max(self.total, len(self.begun)) if self.total else None
             self.bar.update(self.bar.task_ids[0], description=label, completed=len(self.begun) - 1, total=total)
             return
-        label = text if is_debug() else stage
-        if label != self.shown and (seconds >= self.next_seconds or is_debug()):
-            self.shown, self.next_seconds = label, seconds + _LINE_SECONDS
+        has_detail, key = seconds >= self.next_detail, text if is_debug() else name + is_timed
+        if has_detail or (key != self.shown and (seconds >= self.next_seconds or is_debug())):
+            self.shown, self.next_seconds = key, seconds + _LINE_SECONDS
+            self.next_detail = 2 * seconds if has_detail else self.next_detail
             position = f"{len(self.begun)} of {max(self.total, len(self.begun))}, " if self.total else ""
-            shown = one_line(label, limit=60)
+            shown = one_line(text if has_detail or is_debug() else stage, limit=100)
             print(f"{shown} ({position}{seconds:.0f} s)", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:

@@ -81,27 +81,32 @@ def profile_report(
 
 
 def _left(children: Sequence[_Child], strategies: int) -> str:
-    known = [child.first_seconds for child in children if child.first_seconds]
-    return about_left(
-        known, sum(child.sent.timing is not None for child in children), strategies, children[0].job.steps
-    )
+    known, last = [child.first_seconds for child in children if child.first_seconds], children[-1]
+    measured = sum(child.sent.timing is not None for child in children)
+    taken = time.monotonic() - last.known_since
+    return about_left(known, measured, strategies, children[0].job.steps, last.sent.expected_seconds, taken)
 
 
-def about_left(first_seconds: Sequence[float], measured: int, strategies: int, steps: int | None) -> str:
-    """Return how long is left if each step takes what the first ones took; nothing before the first one.
+def about_left(
+    first_seconds: Sequence[float], measured: int, strategies: int, steps: int | None, expected: float = 0.0,
+    taken: float = 0.0,
+) -> str:  # fmt: skip
+    """Return how long is left if each step takes what the first ones took, or at first what one is `expected` to take.
+
+    It is nothing before either is known; `taken` seconds have passed since then.
 
     The memory of a strategy takes three steps, and then all are timed.
 
     >>> about_left([2.0], measured=0, strategies=2, steps=3)  # two more, three of the next, and three of each
     ', about 22 s left'
     """
-    if not first_seconds:
+    if not (first_seconds or expected):
         return ""
-    step = sum(first_seconds) / len(first_seconds)
+    step = sum(first_seconds) / len(first_seconds) if first_seconds else expected
     begun = len(first_seconds) - measured
     timed = timed_steps(steps, [step] * strategies) * strategies
     seconds = step * (3 * (strategies - measured) - begun + timed)
-    return _left_text(seconds)
+    return _left_text(max(seconds - taken, step if taken else 0.0))
 
 
 def _left_text(seconds: float) -> str:
@@ -132,6 +137,7 @@ class _Child:
         self.sent = Sent()
         self.problem: tuple[str, Any] | None = None
         self.is_in_turn = False
+        self.known_since = time.monotonic()  # of the time that is left
         self.name = job.run_config.checkpointing
         self.worker = Worker(start(), read_message)
 
@@ -200,6 +206,8 @@ class _Child:
             self.stop()
 
     def _keep(self, kind: str, content: Any) -> None:
+        if kind in ("expected_seconds", "first_seconds", "timing"):
+            self.known_since = time.monotonic()
         if kind == "seconds":
             self.sent.seconds.append(content)
         elif kind in vars(self.sent):

@@ -77,6 +77,7 @@ class Sent:
     machine: str = ""
     process: ProcessMemory | None = None
     measured: Memory | None = None
+    expected_seconds: float = 0.0  # of the first step, by its first micro-batch
     first_seconds: float = 0.0  # of the first step
     timing: Timing | None = None  # without steps; sent when the child is ready to run them
     snapshot: str | None = None  # base64

@@ -33,7 +33,7 @@ from bertscope.memory.simulator import Simulator
 from bertscope.memory.step_time import step_work
 from bertscope.memory.summary import memory
 from bertscope.processes.child import die_with_parent, error_message, sender
-from bertscope.reports.memory import ProcessMemory, Timing
+from bertscope.reports.memory import FORWARD, ProcessMemory, Timing
 from bertscope.reports.tool import COPY, Machine
 from bertscope.torch_access import torch
 from bertscope.tracing.fake_tensors import load_fake_tensors
@@ -104,16 +104,21 @@ def _measure(step: Any, job: Job, send: Say) -> float:
         if process := high_water(run):
             send("process", process)
 
-    is_cuda, warmup = job.run_config.device == "cuda", 0.0
+    is_cuda, warmup, accumulate = job.run_config.device == "cuda", 0.0, job.run_config.accumulate
     if is_cuda or step.optimizer is None:
-        step.run_first_steps(stages(send, "the first steps"))
+        step.run_first_steps(stages(send, "the first steps", accumulate))
     else:  # the second step has the optimizer's state from its beginning
         started = time.perf_counter()
-        step.run(stages(send, "the first steps"))
+
+        def expect(begun: int) -> None:
+            if begun == 2:  # the first has ended
+                send("expected_seconds", (time.perf_counter() - started) * accumulate)
+
+        step.run(stages(send, "the first steps", accumulate, expect))
         send("first_seconds", warmup := time.perf_counter() - started)
         of_process(step.run)
     started = time.perf_counter()
-    trace = measured(step, stages(send, "the measured step"))
+    trace = measured(step, stages(send, "the measured step", accumulate))
     if step.device == "cuda":
         torch.cuda.synchronize()
     warmup = warmup or time.perf_counter() - started
@@ -130,12 +135,20 @@ def _measure(step: Any, job: Job, send: Say) -> float:
 # ---- what a rank does too ----
 
 
-def stages(send: Say, step_name: str) -> Callable[[str], AbstractContextManager[None]]:
-    """Return a function that sends the phase of a step that begins."""
+def stages(
+    send: Say, step_name: str, micro_batches: int = 1, on_micro_batch: Callable[[int], None] = lambda begun: None
+) -> Callable[[str], AbstractContextManager[None]]:
+    """Return a function that sends the phase of a step that begins, and the number of its micro-batch."""
+    begun = 0
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
-        send("stage", f"in the {name} phase of {step_name}")
+        nonlocal begun
+        if name == FORWARD:
+            begun += 1
+            on_micro_batch(begun)
+        number = f", micro-batch {(begun - 1) % micro_batches + 1} of {micro_batches}" if micro_batches > 1 else ""
+        send("stage", f"in the {name} phase of {step_name}{number}")
         yield
 
     return stage

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import pytest
 
@@ -60,12 +61,12 @@ def test_the_bar_of_progress_is_one_line(monkeypatch, columns):
 @pytest.mark.parametrize(
     ("debug", "lines"),
     [
-        ("0", ["none (1 of 4, 1 s)", "full (2 of 4, 10 s)", "timing step 2 (4 of 4, 16 s)"]),
+        ("0", ["none (1 of 4, 1 s)", "full (2 of 4, 10 s)", "timing step 2: none (4 of 4, 16 s)"]),
         ("1", ["none: loading torch (1 of 4, 0 s)", "none: timing (1 of 4, 1 s)", "full: loading torch (2 of 4, 10 s)",
                "timing step 1: none (3 of 4, 11 s)", "timing step 2: none (4 of 4, 16 s)"]),
     ],
 )  # fmt: skip
-def test_progress_outside_a_terminal_is_at_most_a_line_for_each_stage(capsys, monkeypatch, debug, lines):
+def test_progress_outside_a_terminal_is_a_line_for_each_stage_and_has_details_in_long_work(capsys, monkeypatch, debug, lines):
     monkeypatch.setenv("BERTSCOPE_DEBUG", debug)
     progress = Progress(total=4)
     stages = (("none", "loading torch"), ("none", "timing"), ("none", "timing"), ("full", "loading torch"),
@@ -74,6 +75,20 @@ def test_progress_outside_a_terminal_is_at_most_a_line_for_each_stage(capsys, mo
         progress.started -= seconds
         progress(": ".join(stage))
     assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_a_stage_of_minutes_says_what_it_does_and_what_is_left_in_few_lines(capsys, monkeypatch):
+    progress = Progress()
+    for seconds in range(600):
+        monkeypatch.setattr(time, "monotonic", lambda now=progress.started + seconds: now)
+        left = f", about {800 - seconds} s left" if seconds > 40 else ""
+        progress(f"full{left}: in the forward phase of the first steps, micro-batch {seconds // 40 + 1} of 8")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:3] == ["full (1 s)", "full: in the forward phase of the first steps, micro-batch 1 of 8 (15 s)",
+                         "full: in the forward phase of the first steps, micro-batch 1 of 8 (30 s)"]  # fmt: skip
+    assert lines[3:5] == ["full, about 759 s left (41 s)",
+                          "full, about 740 s left: in the forward phase of the first steps, micro-batch 2 of 8 (60 s)"]
+    assert len(lines) == 8  # at 120, 240 and 480 s too
 
 
 def test_notes_are_hidden_in_a_table_and_whole_in_json(cli):

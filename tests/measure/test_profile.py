@@ -396,3 +396,22 @@ def test_the_time_left_counts_the_memory_steps_to_come_and_the_timed_steps_of_al
     assert about_left([2.0], measured=0, strategies=2, steps=3).startswith(f", about {2 * (2 + 3 + 2 * 3)} s")
     assert about_left([2.0, 4.0], measured=1, strategies=2, steps=0).startswith(f", about {3 * 2} s")
     assert about_left([], measured=0, strategies=2, steps=3) == ""
+
+
+def test_the_first_of_several_micro_batches_tells_how_long_the_first_step_takes():
+    expected = {"measured": 0, "strategies": 1, "steps": 2, "expected": 8.0}
+    assert about_left([], **expected).startswith(f", about {8 * (3 + 2)} s")
+    assert about_left([], **expected, taken=7.0).startswith(f", about {8 * (3 + 2) - 7} s")
+
+
+def test_a_step_of_several_micro_batches_says_which_of_them_runs():
+    class Listener(list):
+        __call__ = list.append
+
+        def expect(self, stages):
+            """Count no stages."""
+
+    with bertscope.listening(texts := Listener()):
+        bertscope.profile(small(), batch=1, seq=8, accumulate=3, steps=1, checkpointing="none")
+    stages = {text.partition(": ")[2] for text in texts}
+    assert {f"in the backward phase of the measured step, micro-batch {number} of 3" for number in (1, 3)} <= stages
