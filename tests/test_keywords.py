@@ -255,11 +255,11 @@ def test_an_argument_of_another_type_is_refused_in_one_line(name):
                                   if "device" in inspect.signature(getattr(bertscope, name)).parameters])  # fmt: skip
 def test_a_device_that_does_not_exist_is_refused_in_one_line(name, device):
     _, args, keywords = next(row for row in CALLS.values() if row[0] == name)
-    calls = [lambda: getattr(bertscope, name)(*args, **keywords, device=device)]
-    calls += [lambda: bertscope.load(model).build(device=device) for model in ("bert-tiny", "gpt2") if name == "build"]
+    calls = [functools.partial(getattr(bertscope, name), *args, **keywords)]
+    calls += [bertscope.load(model).build for model in ("bert-tiny", "gpt2") if name == "build"]
     for call in calls:
         with pytest.raises(bertscope.BertscopeError, match=r"^[^\n]*\bdevice\b[^\n]*$"):
-            call()
+            call(device=device)
 
 
 @pytest.mark.parametrize("name", ["estimate", "flops"])

@@ -66,7 +66,9 @@ def test_the_bar_of_progress_is_one_line(monkeypatch, columns):
                "timing step 1: none (3 of 4, 11 s)", "timing step 2: none (4 of 4, 16 s)"]),
     ],
 )  # fmt: skip
-def test_progress_outside_a_terminal_is_a_line_for_each_stage_and_has_details_in_long_work(capsys, monkeypatch, debug, lines):
+def test_progress_outside_a_terminal_has_a_line_for_each_stage_and_details_in_long_work(
+    capsys, monkeypatch, debug, lines
+):
     monkeypatch.setenv("BERTSCOPE_DEBUG", debug)
     progress = Progress(total=4)
     stages = (("none", "loading torch"), ("none", "timing"), ("none", "timing"), ("full", "loading torch"),
@@ -86,8 +88,10 @@ def test_a_stage_of_minutes_says_what_it_does_and_what_is_left_in_few_lines(caps
     lines = capsys.readouterr().err.splitlines()
     assert lines[:3] == ["full (1 s)", "full: in the forward phase of the first steps, micro-batch 1 of 8 (15 s)",
                          "full: in the forward phase of the first steps, micro-batch 1 of 8 (30 s)"]  # fmt: skip
-    assert lines[3:5] == ["full, about 759 s left (41 s)",
-                          "full, about 740 s left: in the forward phase of the first steps, micro-batch 2 of 8 (60 s)"]
+    assert lines[3:5] == [
+        "full, about 759 s left (41 s)",
+        "full, about 740 s left: in the forward phase of the first steps, micro-batch 2 of 8 (60 s)",
+    ]
     assert len(lines) == 8  # at 120, 240 and 480 s too
 
 
