@@ -72,8 +72,22 @@ def options(
     choose_color(color or "auto")
 
 
+class _CompileFolder:
+    """A finder that finds no module: it names a folder for torch.compile before torch imports its compiler.
+
+    The import makes the folder, by default one with a name that any user could make first.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "torch._inductor.runtime.cache_dir_utils":
+            from bertscope.processes.folders import COMPILE_VARIABLE, compile_folder
+
+            os.environ[COMPILE_VARIABLE] = os.environ.get(COMPILE_VARIABLE) or compile_folder()
+
+
 def start() -> int:
     """Set environment variables for libraries, run the command line, and return its exit code."""
+    sys.meta_path.insert(0, _CompileFolder())
     if "--download" not in sys.argv:  # no library uses the network
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     warnings.showwarning = partial(_show_warning, set())

@@ -12,7 +12,7 @@ from typing import IO
 from bertscope.errors import WorkerError
 from bertscope.processes import signals
 
-_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+COMPILE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _PREFIX, _LOCK = "bertscope-", "bertscope.lock"
 
 
@@ -57,7 +57,7 @@ def compile_environment() -> dict[str, str]:
 
     Precompiled headers are in the folder for temporary files, whatever the first variable says.
     """
-    return {_COMPILED: os.environ.get(_COMPILED) or compile_folder(), "TMPDIR": compile_folder()}
+    return {COMPILE_VARIABLE: os.environ.get(COMPILE_VARIABLE) or compile_folder(), "TMPDIR": compile_folder()}
 
 
 def locked(folder: Path) -> IO[bytes] | None:

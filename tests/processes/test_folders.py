@@ -46,6 +46,22 @@ def test_an_estimate_of_a_compiled_step_leaves_no_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_command_whose_libraries_import_torchs_compiler_leaves_no_folder(tmp_path, monkeypatch):
+    """The import makes the folder in which torch.compile would write."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.delenv(VARIABLES[0], raising=False)
+    done = run_python(
+        "import os; from bertscope import cli\n"
+        "cli._run = lambda: __import__('torch._dynamo')\n"  # as transformers and many modules do
+        "cli.start(); folder = os.environ['TORCHINDUCTOR_CACHE_DIR']\n"
+        "print(folder, oct(os.stat(folder).st_mode & 0o777), len(os.listdir(os.path.dirname(folder))))"
+    )
+    folder, mode, count = done.stdout.split()
+    assert (Path(folder).parent, mode, count) == (tmp_path / "tmp", "0o700", "1")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 @pytest.mark.skipif(os.name != "posix", reason="files have no locks there")
 def test_the_folder_of_a_run_that_lives_stays(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
