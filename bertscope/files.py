@@ -195,11 +195,19 @@ def digest(path: Path) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
+_BINARY = {  # the first bytes -> what a file is
+    b"\x1f\x8b": "compressed with gzip", b"BZh": "compressed with bzip2", b"\xfd7zXZ": "compressed with xz",
+    b"(\xb5/\xfd": "compressed with zstd", b"\x80": "a pickle that torch.save did not write",
+}  # fmt: skip
+
+
 def read_text(path: Path, wanted: str = "name a .yaml or .json file") -> str:
     """Return the text of a regular UTF-8 file of at most 1 MiB (JSON) or 128 KiB (YAML)."""
     most = MAX_JSON_BYTES if path.suffix == ".json" else MAX_YAML_BYTES
     with readable(path), open_file(path, wanted) as file:
         raw = file.read(most + 1)
+    if kind := next((kind for start, kind in _BINARY.items() if raw.startswith(start)), ""):
+        raise SourceError(f"{path} is {kind}; {wanted}")
     if len(raw) > most:
         raise SourceError(f"{path} is larger than {most >> 10} KiB, the most that is read of such a file; {wanted}")
     try:

@@ -383,7 +383,7 @@ COMMANDS = {row.name: Command(row.function, row.options, row.text, group) for ro
 # Words that people type for a command -> what to type instead.
 _INSTEAD = {
     "tree MODEL": "show layers", "tree MODEL --style torchinfo": "summary", "tree MODEL --style torch": "print",
-    "tree MODEL --interactive": "explore", "count MODEL": "params parameters info size stats",
+    "tree MODEL --interactive": "explore", "count MODEL": "params parameters info size model-size stats",
     "count MODEL --shapes": "shapes shape", "flops MODEL": "macs flop thop calflops",
     "estimate MODEL": "memory mem train", "estimate MODEL --gpu t4": "vram",
     "estimate MODEL --mode inference": "infer inference predict eval evaluate", "plan MODEL --gpu t4": "recompute",

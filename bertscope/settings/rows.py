@@ -257,27 +257,31 @@ _CALLED = {
     "{expandable_segments}": "alloc_conf", "{sandbox}": "unsandboxed", "{input}": "inputs",
     "{batch} and {seq}, or {input} NAME=SHAPE:DTYPE": "input_size",
     "{dropout}": "no_dropout", "{architecture}": "head model_class",
-    "{architecture} BertForSequenceClassification": "task", "{budget}": "memory vram gpu_memory max_memory max_mem",
-    "{fmt} json": "json", "{fmt} csv": "csv", "{fmt} markdown": "markdown md",
+    "{architecture} BertForSequenceClassification": "task",
+    "{budget}": "memory mem ram vram gpu_memory max_memory max_mem",
+    "{fmt}": "output_format", "{fmt} json": "json", "{fmt} csv": "csv", "{fmt} markdown": "markdown md",
     "{attention}": "attn attn_implementation attention_implementation",
     "{seq}": "max_length max_seq_length max_seq_len seq_len seq_length sequence_length sequence_len context_length ctx "
              "cutoff_len seqlen max_tokens max_model_len model_max_length block_size",
     "{batch}": "batch_size per_device_train_batch_size per_gpu_train_batch_size micro_batch "
-               "micro_batch_size train_batch_size bs",
+               "micro_batch_size train_batch_size bs mbs",
     "{loss} model": "cross_entropy crossentropy ce mse", "{attention} flash_attention_2":
-        "flash flash_attn fa2 flash_attention flash_attention_2 use_flash_attention use_flash_attn",
+        "flash flash_attn fa2 flash_attention flash_attention_2 use_flash_attention use_flash_attn "
+        "use_flash_attention_2",
     "{checkpointing} full": "yes true on gradient_checkpointing grad_checkpointing activation_checkpointing recompute",
     "{accumulate}": "grad_accum gradient_accumulation_steps gradient_accumulation accumulation_steps grad_acc",
-    "{optimizer} adamw-8bit": "8bit use_8bit adam8bit adam_8bit bnb adamw_bnb_8bit paged_adamw_8bit",
+    "{optimizer} adamw-8bit": "8bit use_8bit adam8bit adam_8bit bnb adamw_bnb_8bit paged_adamw_8bit "
+                              "paged_adamw",
     "{optimizer}": "optim", "{gpu} (their number is {world_size})": "gpus",
-    "{world_size}": "num_gpus n_gpus ngpus nproc_per_node num_processes devices num_devices",
+    "{world_size}": "num_gpus n_gpus ngpus ngpu nproc_per_node num_processes devices num_devices",
     "{strategy} fsdp": "fsdp fsdp2 use_fsdp full_shard zero3",
     "{strategy} ddp": "ddp", "{strategy} zero1": "deepspeed", "{strategy} zero1, or fsdp for ZeRO 3": "zero zero_stage",
     "{quantize} int8": "load_in_8bit int8", "{quantize} nf4": "load_in_4bit 4bit qlora use_4bit nf4",
-    "{quantize} fp4": "fp4",
+    "{quantize} fp4": "fp4", "{quantize}": "bits quant",
     "{strategy} tp": "tensor_parallel tensor_parallel_size tp_size tp",
     "{lora} r=8,target=query+value": "use_lora peft adapter lora_r lora_rank lora_alpha lora_target_modules",
-    "{batch_total}": "global_batch_size total_batch_size", "{clip_grad_norm}": "max_grad_norm gradient_clipping",
+    "{batch_total}": "global_batch_size total_batch_size",
+    "{clip_grad_norm}": "max_grad_norm gradient_clipping clip grad_clip",
     "{freeze} embeddings": "freeze_embeddings", "{offload_optimizer} or {offload_activations}": "offload cpu_offload",
     "it changes no result here": "lr learning_rate epochs num_epochs num_train_epochs max_steps warmup warmup_steps "
                                  "warmup_ratio data dataset seed lr_scheduler lr_scheduler_type num_workers save_steps "
@@ -285,7 +289,8 @@ _CALLED = {
     "set it in MODEL's config.json or preset": "config hidden_size layers n_layers num_layers num_hidden_layers "
                                                "hidden_dim n_embd d_model num_attention_heads num_labels num_classes "
                                                "vocab_size",
-    "code is module:attribute": "trust_remote_code",
+    "code is module:attribute": "trust_remote_code", "set HF_TOKEN": "token hf_token use_auth_token",
+    "name the folder of one in MODEL": "revision",
     "it is not modelled": "fp8 device_map packing sample_packing pp pipeline_parallel pipeline_parallel_size",
 }  # fmt: skip
 RENAMED = {word: text for text, words in _CALLED.items() for word in words.split()}

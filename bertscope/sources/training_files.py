@@ -18,7 +18,15 @@ from typing import Any
 import yaml
 
 from bertscope.config import ALL_LINEAR, Lora
-from bertscope.errors import BertscopeError, BertscopeWarning, SourceError, name_of, one_line, typed_arguments
+from bertscope.errors import (
+    BertscopeError,
+    BertscopeWarning,
+    ConfigError,
+    SourceError,
+    name_of,
+    one_line,
+    typed_arguments,
+)
 from bertscope.files import Entry, open_file, read_json, read_mapping, read_text
 from bertscope.files import Mapping as Entries
 from bertscope.frozen import Record
@@ -119,6 +127,8 @@ def _adapters(value: Any, keys: Mapping[str, Any]) -> Fields:
     adapter = {name: keys[key] for key, name in _LORA_NAMES.items() if keys.get(key)}
     if keys.get("lora_target_linear") or adapter.get("target") == "all":
         adapter["target"] = ALL_LINEAR
+    if isinstance(target := adapter.get("target"), str) and not set(target).isdisjoint("()[]|*\\^$"):
+        raise ConfigError("the target of LoRA is a pattern; replace it with a list, such as [q_proj, v_proj]")
     lists = {name: "+".join(map(str, item)) if isinstance(item, list) else item for name, item in adapter.items()}
     text = ",".join(f"{name}={str(item).replace(',', '+')}" for name, item in lists.items())
     return {"lora": str(Lora.parse(text or "r=8"))} if kind in ("lora", "qlora") else {}
@@ -189,6 +199,9 @@ def read_training_file(path: Path | str | TrainingArguments) -> TrainingFile:
     if "peft_type" in entries:
         raise SourceError(f"{path} describes adapters and no training; give it with {name_of('lora')} FILE")
     form = next((form for form in _formats() if not entries.keys().isdisjoint(form.identifying)), None)
+    if "model_class" in entries or not entries.keys().isdisjoint(("peft_config", "dist_config", "kernel_config")):
+        what = "it is a file of LLaMA-Factory's v1 trainer, which is not read; give its settings as options"
+        raise SourceError(what, where=f"{path}:1")
     if form is None:
         names = ", ".join(name for form in reversed(_formats()) for name in form.identifying)
         raise SourceError(f"{path} describes no training, since it has none of {names}; {_WANTED}")

@@ -71,7 +71,9 @@ def test_a_broken_preset_is_told_with_file_and_line(tmp_path, text, line, words)
     ("text", "words"),
     [
         *cases("broken_models.yaml", "files"),
-        (b"\x80\x81\x82", "not UTF-8"),
+        (b"\x81\x80\x82", "not UTF-8"),
+        (b"\x80\x04\x95\x00", "is a pickle that torch.save did not write"),  # of NumPy arrays, as detectron2's
+        (b"\x1f\x8b\x08\x00" + b"x" * 2**18, "is compressed with gzip"),
         (b"\x7fELF\x00\x01\x02\xff", "not UTF-8"),
         ("[" * 2_000, "nested too deeply"),
         ("x" * (1 << 17) + "x", "larger than 128 KiB"),

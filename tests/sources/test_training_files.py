@@ -249,6 +249,8 @@ LORA = {
     "micro_batch_size: 2\nadapter: lora": "r=8,alpha=8,target=query+value",
     "micro_batch_size: 2\nadapter: lora\nlora_r: x;y": "train.yaml:2",
     "micro_batch_size: 2\nadapter: lora\nlora_target_modules: {a: [1]}": "train.yaml:2",
+    "micro_batch_size: 2\nadapter: lora\nlora_target_modules: 'layers.[\\d]+.(mlp|attn).(up|q)_proj'": "train.yaml:2",
+    "micro_batch_size: 1\ncutoff_len: 64\nmodel: x\nmodel_class: llm\npeft_config: {name: lora, r: 16}": "train.yaml:1",
 }  # fmt: skip
 
 
