@@ -15,6 +15,7 @@ from bertscope import __version__
 from bertscope.commands.exit_codes import EXIT_CODES, complain, failure, form_of_option
 from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache
 from bertscope.errors import BertscopeWarning, SelectionError, in_a_sentence, naming, nearest, one_line
+from bertscope.processes.folders import COMPILE_VARIABLE, compile_folder
 from bertscope.settings.rows import near_word, rows
 from bertscope.settings.run_config import CACHE_VARIABLE, SWEPT
 from bertscope.views.console import choose_color
@@ -80,8 +81,6 @@ class _CompileFolder:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "torch._inductor.runtime.cache_dir_utils":
-            from bertscope.processes.folders import COMPILE_VARIABLE, compile_folder
-
             os.environ[COMPILE_VARIABLE] = os.environ.get(COMPILE_VARIABLE) or compile_folder()
 
 
