@@ -12,10 +12,9 @@ import typer
 from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]
 
 from bertscope import __version__
-from bertscope.commands.exit_codes import EXIT_CODES, complain, failure, form_of_option
+from bertscope.commands.exit_codes import EXIT_CODES, CompileFolder, complain, failure, form_of_option
 from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache
 from bertscope.errors import BertscopeWarning, SelectionError, in_a_sentence, naming, nearest, one_line
-from bertscope.processes.folders import COMPILE_VARIABLE, compile_folder
 from bertscope.settings.rows import near_word, rows
 from bertscope.settings.run_config import CACHE_VARIABLE, SWEPT
 from bertscope.views.console import choose_color
@@ -73,20 +72,9 @@ def options(
     choose_color(color or "auto")
 
 
-class _CompileFolder:
-    """A finder that finds no module: it names a folder for torch.compile before torch imports its compiler.
-
-    The import makes the folder, by default one with a name that any user could make first.
-    """
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "torch._inductor.runtime.cache_dir_utils":
-            os.environ[COMPILE_VARIABLE] = os.environ.get(COMPILE_VARIABLE) or compile_folder()
-
-
 def start() -> int:
     """Set environment variables for libraries, run the command line, and return its exit code."""
-    sys.meta_path.insert(0, _CompileFolder())
+    sys.meta_path.insert(0, CompileFolder())
     if "--download" not in sys.argv:  # no library uses the network
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     warnings.showwarning = partial(_show_warning, set())

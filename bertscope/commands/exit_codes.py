@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from bertscope.errors import Reason, SourceError, naming, one_line, shown, told
+from bertscope.processes.folders import COMPILE_VARIABLE, compile_folder
 from bertscope.processes.signals import Leave, catch, is_debug, received
 
 INTERNAL, HANGUP, INTERRUPT, READER_GONE, TERMINATED = 70, 129, 130, 141, 143
@@ -169,3 +170,14 @@ def _leave(code: int) -> NoReturn:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(code)
+
+
+class CompileFolder:
+    """A finder that finds no module: it names a folder for torch.compile before torch imports its compiler.
+
+    The import makes the folder, by default one with a name that any user could make first.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "torch._inductor.runtime.cache_dir_utils":
+            os.environ[COMPILE_VARIABLE] = os.environ.get(COMPILE_VARIABLE) or compile_folder()
