@@ -179,5 +179,6 @@ class CompileFolder:
     """
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Set the variable before the module that reads it."""
         if name == "torch._inductor.runtime.cache_dir_utils":
             os.environ[COMPILE_VARIABLE] = os.environ.get(COMPILE_VARIABLE) or compile_folder()

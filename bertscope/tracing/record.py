@@ -42,9 +42,23 @@ SETUP, BETWEEN = "setup", "between"  # phases besides those of a step
 _ADD, _LINEAR = torch.ops.aten.add.Tensor, torch.ops.aten.linear.default
 # Formulas of autograd that write into zeros in place, except while a mode is active: areAnyTensorSubclassLike in
 # FunctionsManual.cpp and TensorAdvancedIndexing.cpp.
-_INTO_ZEROS = (
-    "Cummax Cummin Gather Index IndexSelect Kthvalue MaskedSelect Max Median Min Mode Sort Take Topk Trace"
-).split()
+_INTO_ZEROS = [
+    "Cummax",
+    "Cummin",
+    "Gather",
+    "Index",
+    "IndexSelect",
+    "Kthvalue",
+    "MaskedSelect",
+    "Max",
+    "Median",
+    "Min",
+    "Mode",
+    "Sort",
+    "Take",
+    "Topk",
+    "Trace",
+]
 _WRITING = {getattr(getattr(torch.ops.aten, name), overload) for name, overload in (
     ("index_add", "default"), ("index_fill", "int_Tensor"), ("index_put", "default"), ("masked_scatter", "default"),
     ("put", "default"), ("scatter", "src"), ("scatter_add", "default"),
