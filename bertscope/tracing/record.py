@@ -42,27 +42,9 @@ SETUP, BETWEEN = "setup", "between"  # phases besides those of a step
 _ADD, _LINEAR = torch.ops.aten.add.Tensor, torch.ops.aten.linear.default
 # Formulas of autograd that write into zeros in place, except while a mode is active: areAnyTensorSubclassLike in
 # FunctionsManual.cpp and TensorAdvancedIndexing.cpp.
-_INTO_ZEROS = [
-    "Cummax",
-    "Cummin",
-    "Gather",
-    "Index",
-    "IndexSelect",
-    "Kthvalue",
-    "MaskedSelect",
-    "Max",
-    "Median",
-    "Min",
-    "Mode",
-    "Sort",
-    "Take",
-    "Topk",
-    "Trace",
-]
-_WRITING = {getattr(getattr(torch.ops.aten, name), overload) for name, overload in (
-    ("index_add", "default"), ("index_fill", "int_Tensor"), ("index_put", "default"), ("masked_scatter", "default"),
-    ("put", "default"), ("scatter", "src"), ("scatter_add", "default"),
-)}  # fmt: skip
+_INTO_ZEROS = ("Cummax", "Cummin", "Gather", "Index", "IndexSelect", "Kthvalue", "MaskedSelect", "Max", "Median", "Min",
+               "Mode", "Sort", "Take", "Topk", "Trace")  # fmt: skip
+_WRITING = ("index_add", "index_fill", "index_put", "masked_scatter", "put", "scatter", "scatter_add")
 _MOST_WAITED = 8  # steps of other optimizers, such as the critic's between two of a generator
 
 
@@ -520,10 +502,10 @@ class Recorder(DispatchMode):
     # ---- what no mode sees ----
 
     def _writes_in_place(self, operator: Any, args: Any) -> bool:
-        is_sum = operator is _ADD
-        if not (is_sum or operator in _WRITING) or torch.is_grad_enabled() or (node := autograd_node()) is None:
+        is_write = operator_name(operator) in _WRITING
+        if not (is_write or operator is _ADD) or torch.is_grad_enabled() or (node := autograd_node()) is None:
             return False
-        if not is_sum:
+        if is_write:
             return node.name().partition("Backward")[0] in _INTO_ZEROS
         is_owned = self.own_counts is not None and use_counts(args[0]) == self.own_counts
         return is_owned and bool(torch.ops.aten.is_non_overlapping_and_dense(args[0]))
