@@ -356,6 +356,13 @@ def test_the_action_compares_with_the_base_of_a_pull_request(tmp_path):
     done = step("Compare", repository, inputs, **program, GITHUB_STEP_SUMMARY=str(tmp_path / "summary"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "| num_hidden_layers | 1 | 2 |".replace("_", "\\_") in (tmp_path / "summary").read_text()
+    (repository / "new.json").write_text('{"model_type": "bert"}')
+    inputs["compare"] = "new.json config.json"  # a pull request adds the first one
+    done = step("Compare", repository, inputs, **program, GITHUB_STEP_SUMMARY=str(tmp_path / "more"))
+    assert (done.returncode, "has no new.json" in done.stderr) == (0, True)
+    summary = (tmp_path / "more").read_text()
+    assert summary.startswith("new.json is not compared with the base; the log says why.\n")
+    assert "| unique parameters |" in summary
 
 
 def test_the_action_imports_code_only_with_its_input(tmp_path):
