@@ -309,10 +309,9 @@ class ModelStep:
                     yield Block(part, path, "", tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")), tensor
 
     def _state_tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        for path, parameter in self.model.named_parameters():
-            yield "parameters", path, parameter
-        for path, buffer in self.model.named_buffers():
-            yield "buffers", path, buffer
+        paths = {tensor: path for path, tensor in (*self.model.named_parameters(), *self.model.named_buffers())}
+        for tensor in moved_tensors(self.model):
+            yield "parameters" if isinstance(tensor, nn.Parameter) else "buffers", paths.get(tensor, ""), tensor
         for path, part in self.model.named_modules():
             tables = (table for table in attribute_tensors(part) if storage_key(table) in self.tables)
             yield from (("buffers", path, table) for table in tables)
@@ -324,7 +323,6 @@ class ModelStep:
                     yield "inputs", name, tensor
         for path, bucket in self.buckets.items():
             yield "communication", path, bucket
-        paths: dict[torch.Tensor, str] = {param: path for path, param in self.model.named_parameters()}
         optimizer: Any = getattr(self.optimizer, "optim", self.optimizer)  # of this rank, with ZeRO
         if isinstance(optimizer, HostOptimizer):
             paths |= {copy: paths[param] for param, copy in zip(optimizer.params, optimizer.copies, strict=True)}
@@ -343,6 +341,14 @@ class ModelStep:
                 yield "gradients", path, parameter.grad
         for path, gradient in unreduced_gradients(self.model):
             yield "gradients", path, gradient
+
+
+def moved_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield parameters and buffers in the order in which `Module.to` moves them, children first (`Module._apply`)."""
+    for child in module.children():
+        yield from moved_tensors(child)
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
 
 
 def autocast_each_forward(model: nn.Module, device: str, dtype: torch.dtype) -> None:

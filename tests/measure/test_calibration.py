@@ -447,16 +447,16 @@ def test_an_epoch_costs_its_hours_by_the_price_and_the_cheapest_gpu_is_first(cli
     (tmp_path / "prices.yaml").write_text(PRICES)
     run = {"batch": 32, "seq": 64, "precision": "fp32", "checkpointing": "none", "sequences": 3200}
     with pytest.warns(BertscopeWarning, match=r"the prices in .*prices.yaml are \d,\d\d\d days old"):
-        known = bertscope.fits("bert-base-uncased", gpu="a10g,l4,t4", price=str(tmp_path / "prices.yaml"), **run)
+        known = bertscope.fits("bert-base-uncased", gpu="rtx-a5000,l4,t4", price=str(tmp_path / "prices.yaml"), **run)
     times = {report.gpu.name: report.rows[0].cost.time for report in known}
     assert list(times) == sorted(times, key=lambda name: times[name].epoch_cost_low if times[name] else 9)
-    assert times["a10g"] is None  # without published rates nothing is made up
+    assert times["rtx-a5000"] is None  # without published rates nothing is made up
     assert times["t4"].epoch_cost_low == pytest.approx(100 * times["t4"].step.low_seconds * 0.0001)
     assert times["l4"].epoch_cost_high == pytest.approx(100 * times["l4"].step.high_seconds * 0.0002)
-    words = ("fit", "bert-base-uncased", "--gpu", "a10g,l4,t4", "--price", "t4=0.36", "--batch", "32", "--seq", "64",
-             "--precision", "fp32", "--checkpointing", "none", "--sequences", "3200")  # fmt: skip
+    words = ("fit", "bert-base-uncased", "--gpu", "rtx-a5000,l4,t4", "--price", "t4=0.36", "--batch", "32",
+             "--seq", "64", "--precision", "fp32", "--checkpointing", "none", "--sequences", "3200")  # fmt: skip
     printed = cli(*words).out
-    assert printed.startswith("Cost of an epoch: t4 (under 0.01); no price or time is known for a10g and l4.\n")
+    assert printed.startswith("Cost of an epoch: t4 (under 0.01); no price or time is known for rtx-a5000 and l4.\n")
     assert "epoch cost" in printed
     step = ("estimate", "bert-base-uncased", "--gpu", "t4", "--batch", "16", "--seq", "64", "--price", "t4=1")
     assert cli(*step).err.startswith("error: --price has no effect without --sequences")

@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertscope import load
 from bertscope.errors import SelectionError
@@ -17,6 +19,7 @@ from bertscope.memory.estimate import MemoryTraces
 from bertscope.memory.kernel_rules import by_thread, overhead, workspace_bytes
 from bertscope.memory.kernels import cuda_semantics
 from bertscope.memory.simulator import Simulator
+from bertscope.memory.step import moved_tensors
 from bertscope.memory.summary import device_cost, step_cost
 from bertscope.memory.trace import Block, MemoryEvent, MemoryTrace
 from bertscope.settings.run_config import RunConfig
@@ -146,6 +149,32 @@ def test_free_pages_between_used_ones_are_returned_at_the_limit_and_mapped_again
 
 def made(part: str, path: str, size: int, phase: str = "") -> MemoryEvent:
     return MemoryEvent(size, Block(part, path, ""), phase, path, "")
+
+
+def test_tensors_lie_in_the_order_in_which_a_model_is_moved():
+    """Those of children before a module's, buffers between: where the rests of segments lie depends on it."""
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.ones(7))
+            self.scale = nn.Parameter(torch.ones(5))
+            self.inner = nn.Linear(3, 2)
+
+    model = nn.Sequential(nn.Embedding(11, 3), Part(), nn.BatchNorm1d(4), nn.Linear(3, 11, bias=False))
+    model[3].weight = model[0].weight
+    order = []
+
+    class Moves(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            order.extend([id(args[0])] * (operator is torch.ops.aten._to_copy.default))
+            return operator(*args, **(kwargs or {}))
+
+    known = list(dict.fromkeys(map(id, moved_tensors(model))))
+    with Moves():
+        model.to("meta")
+    assert list(dict.fromkeys(order)) == known
+    assert known != list(map(id, (*model.parameters(), *model.buffers())))
 
 
 def test_a_run_begins_with_the_parameters_and_lays_down_the_state_in_the_first_optimizer_step():

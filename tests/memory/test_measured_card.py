@@ -8,12 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import transformers
 
 from bertscope.gpus import find_gpu, gpu_threads
 from bertscope.measure.profiler_run import _EventReader
 from bertscope.memory.caching_allocator import Allocator
 from bertscope.memory.kernel_rules import SUM, Scratch
 from bertscope.memory.kernels import cuda_semantics, kernel_for
+from bertscope.memory.step import moved_tensors
 from bertscope.memory.summary import memory
 from bertscope.memory.trace import Block, MemoryEvent, MemoryTrace
 from bertscope.reports.step import ByteRange
@@ -41,6 +43,18 @@ def test_the_simulated_allocator_reserves_what_torch_reserved_on_a_card_for_the_
             allocator.free(blocks[~number])
     assert allocator.peak_reserved_bytes == run["reserved_bytes"]
     assert allocator.peak_allocated_bytes == pytest.approx(run["allocated_bytes"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "modernbert"])
+def test_the_first_requests_on_a_card_are_those_of_the_tensors_in_the_order_of_a_move(name):
+    """ModernBERT's rotary buffers come after the modules around them."""
+    run = stored(name)
+    model_class = getattr(transformers, run["spec"]["cls"])
+    with torch.device("meta"):
+        model = model_class(model_class.config_class())
+    model.tie_weights()
+    sizes = [tensor.nbytes for tensor in {id(tensor): tensor for tensor in moved_tensors(model)}.values()]
+    assert sizes == run["requests"][: len(sizes)]
 
 
 def test_a_segment_takes_the_lowest_range_of_32_mib_with_room_and_else_a_range_below_all_others():

@@ -113,7 +113,7 @@ def test_a_table_fits_80_columns_and_no_row_breaks_in_two(answered, words, verbo
     assert max(rows(narrow)) <= max(rows(wide))
 
 
-PRICED = "fit bert-tiny --gpu t4,a10g --seq 64 --precision autocast-fp16 --checkpointing none --batch 4096"
+PRICED = "fit bert-tiny --gpu t4,rtx-a5000 --seq 64 --precision autocast-fp16 --checkpointing none --batch 4096"
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ PRICED = "fit bert-tiny --gpu t4,a10g --seq 64 --precision autocast-fp16 --check
         ("fit bert-tiny --gpu t4 --batch 9999 --precision fp32", "more than the 14.56 GiB on t4"),
         ("estimate bert-tiny --gpu t4 --precision fp16", "fp16 (weights and optimizer too)"),
         (
-            f"{PRICED} --price t4=1,a10g=1 --sequences 9999",
+            f"{PRICED} --price t4=1,rtx-a5000=1 --sequences 9999",
             "bert-tiny: BertModel (no head), batch 4,096, seq 64, autocast-fp16",
         ),
-        (f"{PRICED} --price t4=1,a10g=1 --sequences 9999", "; no time is known for a10g."),
+        (f"{PRICED} --price t4=1,rtx-a5000=1 --sequences 9999", "; no time is known for rtx-a5000."),
         (
             "fit bert-tiny --gpu t4,l4 --seq 512 --precision autocast-fp16 --checkpointing none --price t4=1,l4=1 "
             "--sequences 99999",
