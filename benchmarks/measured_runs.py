@@ -49,6 +49,7 @@ TOKENS_PER_WORD = 1.16
 # What the first run of a process takes on a GPU beyond an equal second one: local memory of the kernels, about 440 B
 # for each thread that the GPU runs at once, which is no part of the allocator (runs of xMem, first and second).
 FIRST_LAUNCH_BYTES = {"rtx-3060-12gb": 18 << 20, "rtx-4060": 14 << 20, "a100-40gb": 94 << 20}
+PADDING = 0.4  # some: a collator pads to the longest line, and with any padding GPT-2 and OPT make a mask
 KNOWN_LENGTH_FROM = 20  # a smaller batch may have no line of the full length, and its history decides
 
 
@@ -89,7 +90,8 @@ class Run:
         """Return the lowest and the highest bytes that bertscope says."""
         words: tuple[str, ...] = ("--torch", "1.8")  # about the version that trained the models on the Hub
         if self.gpu:
-            words = "--torch", "2.6", "--gpu", self.gpu, "--context", f"{find_gpu(self.gpu).context_low_bytes}B"
+            context = f"{find_gpu(self.gpu).context_low_bytes}B"
+            words = "--torch", "2.6", "--padding", f"{PADDING}", "--gpu", self.gpu, "--context", context
         cost = self.answer("estimate", *words)["variants"][0]["estimated"]["cost"]
         if self.quantity == "reserved":
             return cost["reserved"]["low_bytes"], cost["reserved"]["high_bytes"]
@@ -107,7 +109,7 @@ class Run:
         """Return whether the step fits in a cap, which torch takes as a share of the GPU, of two decimals."""
         total = find_gpu(self.gpu).memory_bytes
         limit = round(cap_bytes / total, 2) * total
-        words = "--torch", "2.6", "--budget", f"{limit:.0f}B", "--context", "0B"
+        words = "--torch", "2.6", "--padding", f"{PADDING}", "--budget", f"{limit:.0f}B", "--context", "0B"
         return bool(self.answer("fit", *words)["rows"][0]["cost"]["verdict"] == YES)
 
 
@@ -116,11 +118,10 @@ def histories(run: Run) -> Iterator[int]:
     path, *others = run.words.split()
     gpu, batch = find_gpu(run.gpu), int(run.batch)
     config = RunConfig(batch=batch, seq=LINE_TOKENS, optimizer=run.optimizer, device="cuda", torch="2.6",
-                       input=tuple(others[1:]))  # fmt: skip
+                       input=tuple(others[1:]), padding=PADDING)  # fmt: skip
     simulator = Simulator(source_of(str(HERE / path / "config.json"))).limited(config, gpu, gpu.context_low_bytes)
     config = for_gpu(config, gpu)
     steps = LengthSteps(simulator, config, dict.fromkeys(range(1, LINE_TOKENS + 1), 1))
-    steps.run = config  # its batches have no mask
     trace_of = cache(partial(steps.trace, batch))
     tokens, lines = line_lengths()
     generators = map(random.Random, range(SEEDS))
