@@ -317,6 +317,7 @@ _NUMBERS = {
     "private": rf"with {_SIZE} allocated in private pools",
     "driver": rf"other allocations: {_SIZE}",
 }
+_COLOR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _FRAME = re.compile(r'File "([^"\n]{1,500})", line ([0-9]{1,9}), in (\S{1,200})')
 # Memory of a process outside torch's allocator: the context is at most 1,486 MiB (gpus.py), NCCL and others add some.
 _OUTSIDE = 2 * 2**30
@@ -342,7 +343,8 @@ def message_report(text: str, name: str) -> WhyReport:
 
 
 def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
-    starts = deque((match.start() for match in _START.finditer(text)), _MOST_STARTS)
+    text = _COLOR.sub("", text)
+    starts, is_cut = deque((match.start() for match in _START.finditer(text)), _MOST_STARTS), False
     for start in reversed(starts):
         message = " ".join(text[start : start + _REACH].split())
         following = _START.search(message, 200)  # of the next message, in a log of several ranks
@@ -350,13 +352,16 @@ def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
         matches = {name: re.search(pattern, message) for name, pattern in _NUMBERS.items()}
         sizes = {name: _bytes(match) for name, match in matches.items() if match}
         numbers = {name: size for name, size in sizes.items() if size < 2**60}  # 17179869184.00 GiB: below 0
-        if numbers.get("tried") and ("allocated" in numbers or "total" in numbers):
+        is_cut |= numbers.get("tried", 0) > 0 and "total" in numbers
+        if numbers.get("tried") and "allocated" in numbers:
             first_frame = max(text.rfind("Traceback (most recent call last)", 0, start), 0)
             frames = reversed(_FRAME.findall(text, first_frame, start))
             named = [{"filename": file, "line": int(line), "name": name.rstrip(",")} for file, line, name in frames]
             kind = stack_kind(named)
             is_evaluation = EVALUATION in kind.marks and kind.phase in (USER, FORWARD)
             return numbers, replace(kind, phase=EVALUATION) if is_evaluation else kind
+    if is_cut:
+        raise SourceError("the message ends before the memory that PyTorch has allocated; give all of it", where=name)
     raise SourceError(
         "no out-of-memory message of torch with its numbers ('Tried to allocate ...'), and no memory snapshot; give "
         "the complete message, or what torch.cuda.memory._dump_snapshot wrote",
@@ -365,9 +370,10 @@ def _read(text: str, name: str) -> tuple[dict[str, int], StackKind]:
 
 
 def _bytes(match: re.Match[str]) -> int:
-    """Return the bytes of `1.24 GiB`; MPS says GB and means GiB."""
+    """Return the bytes of `1.24 GiB`, or in some languages `1,24 GiB`; MPS says GB and means GiB."""
     amount, unit = filter(None, match.groups())
-    return parse_bytes(f"{amount.replace(',', '')}{'B' if unit == 'bytes' else f'{unit[0]}iB'}")
+    point = "." if amount[-3:-2] == "," else ""  # torch writes two digits behind it
+    return parse_bytes(f"{amount.replace(',', point)}{'B' if unit == 'bytes' else f'{unit[0]}iB'}")
 
 
 def _other(numbers: dict[str, int], reserved: int) -> int:

@@ -245,6 +245,16 @@ def test_a_text_without_the_numbers_is_refused(text):
         message_report(text, "log")
 
 
+@pytest.mark.parametrize(
+    "end", ["", "Process 2 has 13.68 GiB memory in use.", "this process has 14.00 GiB memory in use."]
+)
+def test_a_message_that_is_cut_off_is_no_ground_for_a_diagnosis(end):
+    """Without what PyTorch has allocated, all of the GPU would be held by other processes or libraries."""
+    text = "CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has a total capacity of 14 GiB of which 1 GiB is free. "
+    with pytest.raises(SourceError, match="ends before the memory that PyTorch has allocated; give all of it"):
+        message_report(text + end, "log")
+
+
 def test_an_allocation_beyond_the_estimate_of_the_step_asks_for_the_settings_first(tmp_path):
     (tmp_path / "oom.log").write_text(PUBLISHED["GenerateU#10"]["text"])
     report = bertscope.why(tmp_path / "oom.log", "bert-tiny", batch=8, seq=128)
