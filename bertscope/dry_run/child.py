@@ -149,7 +149,7 @@ class Installed:
         # Where the script went on after an error, what that freed comes before its next allocation.
         after = log.refused[-1][2] if log.refused and not failure else len(log.events)
         start = next((number for number in range(after, len(log.events)) if log.events[number].block >= 0), 0)
-        recording = Recording(log, self.device.kind, start, script_run.folder, self.rows)
+        recording = Recording(log, self.device.kind, start, script_run.folder, self.rows, self.limits)
         report = replace(report, phases=recording.phases(context))
         if not any(phase.phase == EVALUATING for phase in report.phases):
             report = replace(report, remarks=tuple(text for text in report.remarks if text != NO_FAST_PATH))
@@ -160,12 +160,11 @@ class Installed:
         top = max(range(start, len(log.events)), key=recording.live.__getitem__)
         position = log.events[top].position
         trace = recording.trace(position.step) if position.phase != SETUP else None
-        evaluation, moment, times = recording.evaluation(self.limits) or (None, top, {})
-        beyond = 0 if evaluation is None else max(evaluation.highest_bytes - recording.live[top], 0)
-        held = recording.held(moment, times) if beyond else recording.held(top)
-        reserved = beyond + max(event.reserved_bytes for event in log.events[start:])
+        held_bytes = ((event.allocated_bytes, event.reserved_bytes) for event in log.events[start:])
+        totals = zip(held_bytes, recording.grown[start:], strict=True)
+        allocated, reserved = map(max, zip(*((now + more, most + more) for (now, most), more in totals), strict=True))
         on_gpu: dict[str, Any] = {
-            "max_allocated_bytes": beyond + max(event.allocated_bytes for event in log.events[start:]),
+            "max_allocated_bytes": allocated,
             "context": context,
             "workspace_bytes": sum(self.device.workspaces.values()),
             "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
@@ -181,7 +180,7 @@ class Installed:
             shortfall = ByteRange(low_bytes=low, high_bytes=high)
             cost = replace(cost, limit_bytes=limits[0], margin=script_run.margin, shortfall=shortfall)
         report = replace(
-            report, held=held, evaluation=evaluation, cost=cost, refused_bytes=sizes,
+            report, held=recording.held(top), evaluation=recording.evaluation, cost=cost, refused_bytes=sizes,
             memory=None if trace is None else memory(trace, "estimated", self.rows, **on_gpu),
             refused_lines=tuple(short_line(line, script_run.folder) for _, line, _ in log.refused),
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,11 +28,11 @@ class Stop(BaseException):
 class Evaluated:
     """A pass over a loader in an evaluation: its length, the batches that ran, and its calls of models."""
 
-    total: int
+    total: float  # batches, of which the last may be part of one
     ran: int
     first: int  # number of its first call
     each: int  # calls for a batch
-    end: int = -1  # the event before the next training step; -1 for the end of the run
+    end: int = sys.maxsize  # the event before the next training step
 
 
 class Limits:
@@ -52,6 +53,13 @@ class Limits:
     def has_evaluated(self) -> bool:
         """Return True if a model evaluated after the last step."""
         return self.evaluated_then is not None and self.evaluated > self.evaluated_then
+
+    def partial_evaluations(self, live: list[int]) -> Iterator[tuple[Evaluated, list[int], int]]:
+        """Yield the evaluations of which a few batches ran, the event before each batch's call, and what each adds."""
+        for one in self.evaluations:
+            calls = self.calls[one.first : one.first + one.ran * one.each : one.each]
+            if one.total > one.ran == len(calls) > 2 and (added := live[calls[-1] - 1] - live[calls[-2] - 1]) > 0:
+                yield one, calls, added
 
     def limit(self, put: Put) -> None:
         """End loaders, and the script."""
@@ -75,7 +83,7 @@ class Limits:
                 self.stop()  # the evaluation after the last step is over
             self.trained += 1
             for evaluated in self.evaluations:
-                evaluated.end = now if evaluated.end < 0 else evaluated.end
+                evaluated.end = min(evaluated.end, now)
         else:
             self.evaluated += 1
             self.calls.append(now)
@@ -99,7 +107,7 @@ class Limits:
                 return
             if self.evaluated > begun[2] and not has_trained and number >= most:
                 calls = self.evaluated - begun[2]  # of all batches, or of all but one that was handed out before
-                self.evaluations.append(Evaluated(total, number, begun[2], -(-calls // number)))
+                self.evaluations.append(Evaluated(_exact_length(loader, total), number, begun[2], -(-calls // number)))
                 return
             yield batch
 
@@ -135,6 +143,14 @@ class Limits:
             original(loop_itself, *args)
 
         put(loop, on_advance_end=on_advance_end)
+
+
+def _exact_length(loader: Any, batches: int) -> float:
+    """Return the batches of a loader, of which the last may have fewer rows."""
+    with suppress(TypeError, AttributeError):  # without a sampler
+        exact = len(loader.batch_sampler.sampler) / loader.batch_sampler.batch_size
+        return exact if batches - 1 < exact < batches else batches
+    return batches
 
 
 def _raise_stop() -> None:

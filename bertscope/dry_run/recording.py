@@ -1,10 +1,12 @@
 """Phases, blocks and evaluations of a dry run: functions of its log."""
 
 import os
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import accumulate
+from math import ceil
+from operator import mul
 from types import MappingProxyType
 
 from bertscope.dry_run.limits import Evaluated, Limits
@@ -15,12 +17,12 @@ from bertscope.memory.trace import GRANULE_BYTES, Block, MemoryTrace
 from bertscope.reports.memory import FORWARD, OPTIMIZER
 from bertscope.reports.run import HeldRow, RunEvaluation, RunPhase
 from bertscope.reports.step import ByteRange, Parts, PhasePeak, StepCost
-from bertscope.tracing.log import Position, RunLog
+from bertscope.tracing.log import LoggedBlock, Position, RunLog
 from bertscope.tracing.record import SETUP
 
 _NAMES = tuple(part.name for part in fields(Parts))
-_JOINING = ("cat", "stack", "full", "new_full", "empty", "new_empty")
-_NO_CONTEXT, _NO_ROWS, _ONCE = ByteRange(), MappingProxyType[str, str]({}), MappingProxyType[int, float]({})
+_JOINING = ("cat", "stack", "new_full", "new_empty")
+_NO_CONTEXT, _NO_ROWS = ByteRange(), MappingProxyType[str, str]({})
 _KEPT, _STATE, _TEMPORARY = "activations", "optimizer_state", "temporaries"
 
 
@@ -28,17 +30,33 @@ class Recording:
     """A log with the size, the part and the live bytes of its blocks and events, on a device with its granule.
 
     `folder` is that of the script, and `rows` has the row of each module's path in a folded tree. What is before event
-    `start` is left out of peaks: a script that went on after an error began anew there.
+    `start` is left out of peaks: a script that went on after an error began anew there. Of an evaluation in `limits`
+    whose first batches ran, what they keep grows to all of them; `grown` is what that adds after each event.
     """
 
     def __init__(
-        self, log: RunLog, device: str = "cuda", start: int = 0, folder: str = "", rows: Mapping[str, str] = _NO_ROWS
-    ) -> None:
+        self, log: RunLog, device: str = "cuda", start: int = 0, folder: str = "", rows: Mapping[str, str] = _NO_ROWS,
+        limits: Limits | None = None,
+    ) -> None:  # fmt: skip
         self.log, self.granule, self.start, self.folder, self.rows = log, GRANULE_BYTES[device], start, folder, rows
         self.parts = [self._part(number) for number in range(len(log.blocks))]
         self.sizes = [rounded(block.size_bytes, self.granule) for block in log.blocks]
-        self.changes = [self.sizes[e.block] if e.block >= 0 else -self.sizes[~e.block] for e in log.events]
-        self.live = list(accumulate(self.changes, initial=0))[1:]
+        self.live = before = self._live()
+        runs = list(limits.partial_evaluations(before)) if limits is not None else []
+        for number, factor in ChainMap(*(self._factors(*run) for run in runs)).items():
+            self.sizes[number] = round(self.sizes[number] * factor)
+        self.live = self._live()
+        self.grown = [most - few for most, few in zip(self.live, before, strict=True)]
+        partial_runs = []
+        for one, calls, added in runs:
+            batches, highest = ceil(one.total), max(self.live[calls[-1] - 1 : one.end])
+            partial_runs.append(RunEvaluation(batches=batches, ran=one.ran, added_bytes=added, highest_bytes=highest))
+        self.evaluation = max(partial_runs, key=lambda row: row.highest_bytes, default=None)
+
+    def _live(self) -> list[int]:
+        """Return the bytes that live after each event."""
+        changes = (self.sizes[e.block] if e.block >= 0 else -self.sizes[~e.block] for e in self.log.events)
+        return list(accumulate(changes, initial=0))[1:]
 
     def _part(self, number: int) -> str:
         """Return the use of a block: as it was named, else by where it was allocated and freed."""
@@ -114,74 +132,54 @@ class Recording:
             position, call = (event.position, event.call) if moment in inside else (Position(*key, ""), -1)
             path, parts = self.row(position.path), Parts(**sums)
             peak = PhasePeak(phase=key[1], path=path, peak_bytes=live[moment], parts=parts, operator=log.operator(call))
-            most = max(events[number].reserved_bytes for number in [*inside, moment])
+            most = max(events[number].reserved_bytes + self.grown[number] for number in [*inside, moment])
             known = ByteRange(low_bytes=most, high_bytes=most) if most else None
             step, left_bytes = 0 if key[1] == SETUP else key[0] + 1, live[inside[-1] if inside else moment]
             cost = StepCost(peak=peak, context=context, reserved=known)
             rows.append(RunPhase(step=step, line=self.line(call), left_bytes=left_bytes, cost=cost))
         return tuple(rows)
 
-    def held(self, moment: int, times: Mapping[int, float] = _ONCE) -> tuple[HeldRow, ...]:
-        """Return what lives at a moment, by the line, module and phase that allocated it, the most first.
-
-        A block in `times` counts as often.
-        """
-        sums: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    def held(self, moment: int) -> tuple[HeldRow, ...]:
+        """Return what lives at a moment, by the line, module and phase that allocated it, the most first."""
+        sums: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
         for number in self.alive_at(moment):
             block = self.log.blocks[number]
-            phase, size = self.log.events[block.born].position.phase, self.sizes[number] * times.get(number, 1)
-            sums[self.line(block.call), self.row(block.owner), phase, self.parts[number]].append(size)
+            phase = self.log.events[block.born].position.phase
+            sums[self.line(block.call), self.row(block.owner), phase, self.parts[number]].append(self.sizes[number])
         rows = [
-            HeldRow(line=line, path=path, phase=phase, part=part, blocks=len(sizes), held_bytes=round(sum(sizes)))
+            HeldRow(line=line, path=path, phase=phase, part=part, blocks=len(sizes), held_bytes=sum(sizes))
             for (line, path, phase, part), sizes in sums.items()
         ]
         return tuple(sorted(rows, key=lambda row: (-row.held_bytes, row.line, row.path)))
 
-    def evaluation(self, limits: Limits) -> tuple[RunEvaluation, int, dict[int, float]] | None:
-        """Return the evaluation with the highest peak over all its batches, of those that ran in part.
+    def _factors(self, one: Evaluated, calls: list[int], added: int) -> dict[int, float]:
+        """Return the factors of blocks by which a few batches of an evaluation take what all of them take.
 
-        The event of its peak follows, and the factor of each block that represents several batches.
+        They grow what the second of the last three batches keeps, or what the third has joined with those before, and
+        then, from the last one on, what operators make of it with as many rows.
         """
-        known = [self._evaluated(one, limits.calls) for one in limits.evaluations if one.total > one.ran]
-        return max(filter(None, known), key=lambda whole: whole[0].highest_bytes, default=None)
+        log, (second, third, last) = self.log, calls[-3:]
+        blocks, more = log.blocks, one.total - one.ran
+        alive = [n for n, block in enumerate(blocks) if second <= block.born < last and not 0 <= block.freed < last]
+        listed = [number for number in alive if blocks[number].born < third]
+        replaced = {n for n, block in enumerate(blocks) if block.born < third <= block.freed < last}
+        joined = [number for number in alive if blocks[number].born >= third and replaced & {*log.reads(number)}]
+        growing, factors = joined or listed or alive, dict.fromkeys(listed, 1 + more)
+        known, rest = (sum(map(self.sizes.__getitem__, numbers)) for numbers in (growing, listed))
+        factors |= {number: factors.get(number, 1) + (added - rest) * more / known for number in growing}
+        for number, block in enumerate(blocks):
+            reads = factors.keys() & log.reads(number) if block.born >= last else ()
+            if reads and log.operator(block.call) in _JOINING:
+                joined_bytes = sum((factors[read] - 1) * blocks[read].size_bytes for read in reads)
+                factors[number] = 1 + joined_bytes / block.size_bytes
+            elif alike := [read for read in reads if _rows(block) & _rows(blocks[read])]:
+                factors[number] = max(factors[read] for read in alike)
+        return factors
 
-    def _evaluated(self, one: Evaluated, all_calls: list[int]) -> tuple[RunEvaluation, int, dict[int, float]] | None:
-        log, calls = self.log, all_calls[one.first : one.first + one.ran * one.each : one.each]
-        if len(calls) < one.ran or one.ran < 3:
-            return None
-        second, third, last = calls[-3:]
-        end = one.end if one.end >= 0 else len(log.events)
-        added = self.live[last - 1] - self.live[third - 1]
-        if added <= 0:
-            return None
-        sizes = set()  # of what each batch makes; a tensor that joins the batches so far is larger each time
-        for block in log.blocks:
-            if second <= block.born < third and not 0 <= block.freed < third:
-                sizes |= {block.size_bytes // times for times in (1, one.ran - 2)}
-        joined_rows = set()
-        more, live, peak, moment = one.total - one.ran, self.live[last - 1], self.live[last - 1], last - 1
-        for number, change in enumerate(self.changes[last:end], last):
-            event = log.events[number]
-            block = log.blocks[max(event.block, ~event.block)]
-            rows, each = block.shape[:1], one.ran if block.born >= last else one.ran - 1
-            is_joined = self.log.operator(block.call) in _JOINING and block.size_bytes / each in sizes
-            if block.born >= last:
-                if is_joined:
-                    joined_rows.add(rows)
-                change = change * one.total // one.ran if rows in joined_rows else change
-            elif second <= block.born < third:  # the end of what was kept of one batch is that of all that did not run
-                change *= more + 1
-            elif block.born >= third and is_joined:  # joined with each batch
-                change = change * (one.total - 1) // (one.ran - 1)
-            live += change
-            peak, moment = max((peak, moment), (live, number))
-        alive = {number: log.blocks[number] for number in self.alive_at(moment)}
-        times = {number: one.total / one.ran for number, block in alive.items()
-                 if block.born >= last and block.shape[:1] in joined_rows}  # fmt: skip
-        each_batch = [number for number, block in alive.items() if third <= block.born < last]
-        grown = 1 + added * more / max(sum(self.sizes[number] for number in each_batch), 1)
-        whole = RunEvaluation(batches=one.total, ran=one.ran, added_bytes=added, highest_bytes=peak + added * more)
-        return whole, moment, times | dict.fromkeys(each_batch, grown)
+
+def _rows(block: LoggedBlock) -> set[int]:
+    """Return the numbers of rows that a tensor has in its views: of 4 x 16 x 500 they are 4, 64 and 32,000."""
+    return {*accumulate(block.shape, mul)}
 
 
 def log_requests(log: RunLog, laid: Iterable[tuple[int, int]] = ()) -> list[Requests]:

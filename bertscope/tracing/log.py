@@ -63,6 +63,7 @@ class Call:
     args: tuple[Any, ...] = ()  # each tensor as `SeenTensor`
     kwargs: Any = None
     out: Any = None
+    reads: tuple[int, ...] = ()  # the blocks of its arguments; empty in a training step
 
 
 @dataclass
@@ -143,6 +144,11 @@ class RunLog:
         """Return the name of the operator of a call; "" before the first."""
         operator = self.calls[call].operator if call >= 0 else ""
         return operator if isinstance(operator, str) else operator_name(operator)
+
+    def reads(self, number: int) -> tuple[int, ...]:
+        """Return the blocks that the call which allocated a block read, outside training steps."""
+        call = self.blocks[number].call
+        return self.calls[call].reads if call >= 0 else ()
 
 
 # ---- what an operator costs ----

@@ -402,6 +402,8 @@ class Recorder(DispatchMode):
         seen = (self._seen(args), self._seen(kwargs)) if self.keeps_args else ()
         out = device.run(operator, args, kwargs)
         self.log.calls.append(call := Call(operator, at, self.line(), *seen))
+        if self.phase in (EVALUATING, BETWEEN):
+            call.reads = tuple(self.numbers.get(storage_key(tensor), -1) for tensor in tensors(args))
         if self.running:
             self.running[-1].calls.append(len(self.log.calls) - 1)
         if device.has_memory:

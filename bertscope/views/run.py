@@ -26,8 +26,8 @@ def _answer(report: RunReport) -> str:
     peak, phase, at = "", "", ""
     if report.peak is not None:
         size, phase, at = report.peak.peak_bytes, report.peak.phase, _at(report.peak.line)
-        if (whole := report.evaluation) and whole.highest_bytes > size:
-            size, phase, at = whole.highest_bytes, EVALUATING, f" after {count_text(whole.batches)} batches"
+        if (whole := report.evaluation) and whole.highest_bytes == size:
+            at = f" after {count_text(whole.batches)} batches"
         peak, phase = f"peak {bytes_text(size)}", f" {in_phase(phase)}"
     if not report.has_run:
         beyond = (f", no peak beyond the {peak}{phase}{at}" if peak else "", 1)

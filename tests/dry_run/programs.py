@@ -8,6 +8,7 @@ what lives after it, and the peak of what follows the last one.
 import copy
 import json
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -305,57 +306,45 @@ def losses_whose_mean_keeps_their_elements():
 # ---- evaluations: three steps, then one evaluation ----
 
 
-def evaluated(count, batch, keep, data=4):
+def evaluated(batch, keep, *passes, middle=False):
+    """Train for three steps, and evaluate after the last one or the first; `passes` have a number of rows each."""
     model = Net().to(device())
     optimizer = torch.optim.AdamW(model.parameters())
-    rows = TensorDataset(torch.randint(1, 200, (batch * count, 24)))
-    training = DataLoader(TensorDataset(torch.randint(1, 200, (3 * data, 24))), data)
-    for (ids,) in training:
+    kept = []
+
+    def evaluate(rows):
+        joined, total = [], 0.0
+        model.eval()
+        with torch.no_grad():
+            for (ids,) in DataLoader(TensorDataset(torch.randint(1, 200, (rows, 24))), batch):
+                out = model(moved(ids))
+                if keep == "joined":
+                    joined = torch.cat([joined, out]) if total else out
+                elif keep:
+                    joined.append(out)
+                total += 1 if keep else CRITERION(out.flatten(0, 1), moved(ids).flatten()).item()
+        model.train()
+        kept.append(joined)
+
+    for step, ids in enumerate(batches(3)):
         loss = loss_of(model, moved(ids))
         update(optimizer, loss)
-    model.eval()
-    kept, total = [], 0.0
-    with torch.no_grad():
-        for (ids,) in DataLoader(rows, batch):
-            if keep == "joined":
-                made = model(moved(ids))
-                kept = made if isinstance(kept, list) else torch.cat([kept, made])
-            elif keep:
-                kept.append(model(moved(ids)))
-            else:
-                total += loss_of(model, moved(ids)).item()
-    if keep == "joined":
-        return kept.argmax(-1)
-    return torch.cat(kept).argmax(-1) if keep else total
+        for rows in passes if step == (0 if middle else 2) else ():
+            evaluate(rows)
+    return [torch.cat(one).argmax(-1) if keep == "listed" else one for one in kept]
 
 
-@program
-def evaluation_with_a_larger_batch():
-    evaluated(3, 16, keep=False)
-
-
-@program
-def evaluation_that_keeps_three_hundred_logits():
-    evaluated(300, 2, keep=True)
-
-
-@program
-def evaluation_that_joins_sixty_logits():
-    evaluated(60, 2, keep="joined")
-
-
-@program
-def evaluation_in_the_middle_of_an_epoch():
-    model = Net().to(device())
-    optimizer = torch.optim.AdamW(model.parameters())
-    for number, ids in enumerate(batches(4)):
-        loss = loss_of(model, moved(ids))
-        update(optimizer, loss)
-        if number == 1:
-            model.eval()
-            with torch.no_grad():
-                model(moved(torch.cat(batches(3))))
-            model.train()
+PROGRAMS |= {
+    "evaluation_with_the_same_batch": partial(evaluated, 4, "", 12),
+    "evaluation_with_a_larger_batch": partial(evaluated, 16, "", 48),
+    "evaluation_that_keeps_ten_logits": partial(evaluated, 4, "listed", 40),
+    "evaluation_that_keeps_three_hundred_logits": partial(evaluated, 2, "listed", 600),
+    "evaluation_that_joins_sixty_logits": partial(evaluated, 2, "joined", 120),
+    "evaluation_whose_last_batch_is_smaller": partial(evaluated, 4, "listed", 239),
+    "evaluation_in_the_middle_of_an_epoch": partial(evaluated, 12, "", 36, middle=True),
+    "evaluation_whose_logits_live_in_the_next_step": partial(evaluated, 4, "listed", 240, middle=True),
+    "two_evaluations_that_keep_logits": partial(evaluated, 2, "listed", 120, 150),
+}
 
 
 @program
