@@ -153,9 +153,14 @@ def contiguous_bytes(operator: Any, args: Any) -> int:
     """Return the bytes of contiguous copies, and of other temporaries, which some kernels have on any device.
 
     CTC sums from the end in backward: log_beta is like log_alpha (LossCTC.cpp, .cu). A sparse tensor is a copy of the
-    indices and values that nonzero and index return (dense_to_sparse of TensorConversions.cpp).
+    indices and values that nonzero and index return (dense_to_sparse of TensorConversions.cpp). Some losses have each
+    element before they are averaged (Loss.cpp, which no device's kernel replaces).
     """
     name = operator_name(operator)
+    if name in _LOSSES:
+        reduced, elementwise, position = _LOSSES[name]
+        factor = reduced if (args[position] if len(args) > position else 1) else elementwise
+        return int(factor * torch.broadcast_shapes(args[0].shape, args[1].shape).numel() * args[0].itemsize)
     if name == "_ctc_loss_backward":
         return int(args[6].nbytes)
     if name == "_to_sparse":
@@ -163,6 +168,13 @@ def contiguous_bytes(operator: Any, args: Any) -> int:
     taken = _WANT_ORDER.get(name, 0)
     operands = [arg for arg in args[:taken] if isinstance(arg, torch.Tensor)]
     return sum(tensor.numel() * tensor.itemsize for tensor in operands if not tensor.is_contiguous())
+
+
+# Temporaries of losses by the size of their elements: with a mean or a sum, without, and where the argument is.
+_LOSSES = {
+    "mse_loss": (1, 0, 2), "smooth_l1_loss": (1, 0, 2), "huber_loss": (1, 0, 2), "soft_margin_loss_backward": (2, 2, 3),
+    "binary_cross_entropy_with_logits": (2, 1, 4),
+}  # fmt: skip
 
 
 # ---- products of bf16 matrices ----

@@ -63,7 +63,6 @@ class Put:
         self.stack = stack
 
     def __call__(self, owner: Any, **values: Any) -> None:
-        """Set attributes of a module or class."""
         if values:
             self.stack.enter_context(patch.multiple(owner, create=True, **values))
 
@@ -170,7 +169,7 @@ def _gru_gradients(gradient: torch.Tensor, saved: torch.Tensor, has_bias: bool) 
     return tuple(None if shape is None else saved.new_empty(shape) for shape in shapes)
 
 
-# The layouts of results of operators that torch has on a GPU only, in `nn.SyncBatchNorm`, `nn.GRU` and `nn.CTCLoss`.
+# The layouts of results of operators without one, in `nn.SyncBatchNorm`, `nn.GRU`, `nn.CTCLoss` and margin losses.
 _LAYOUTS: dict[str, Any] = {
     # It saves five numbers for each of the state (RNN.cu).
     "_thnn_fused_gru_cell": lambda gates, _, state, *__: (
@@ -181,6 +180,8 @@ _LAYOUTS: dict[str, Any] = {
     "_use_cudnn_ctc_loss": always(False),
     "_use_miopen_ctc_loss": always(False),
     "_ctc_loss_backward": partial(_like, 1),
+    "multi_margin_loss_backward": partial(_like, 1),
+    "multilabel_margin_loss_backward": partial(_like, 1),
     "batch_norm_stats": partial(_channels, 2, 0),
     "batch_norm_gather_stats_with_counts": partial(_channels, 2, 0),
     "batch_norm_elemt": partial(_like, 0),

@@ -297,10 +297,12 @@ def formulas_with_kernels():
 def losses_whose_mean_keeps_their_elements():
     model = nn.Sequential(nn.Linear(64, 1024), nn.Linear(1024, 512)).to(device())
     optimizer = torch.optim.SGD(model.parameters())
-    losses = "mse_loss", "soft_margin_loss", "binary_cross_entropy"
-    for name, x in zip(losses, torch.randn(3, 32, 64), strict=True):
+    losses = "mse_loss", "soft_margin_loss", "binary_cross_entropy", "smooth_l1_loss", "huber_loss"
+    losses += ("binary_cross_entropy_with_logits",)
+    for name, x in zip(losses, torch.randn(6, 32, 64), strict=True):
         out = model(moved(x)).sigmoid()
-        update(optimizer, getattr(functional, name)(out, torch.ones_like(out)))
+        loss = getattr(functional, name)(out, torch.ones_like(out))
+        update(optimizer, loss)
 
 
 # ---- evaluations: three steps, then one evaluation ----
