@@ -62,7 +62,8 @@ def main() -> None:
         try:
             sandbox.enter(script_run.sandbox, network=script_run.network)
         except OSError as error:
-            reason = _UNCONTAINED.format(reason=one_line(str(error), limit=120), option=name_of("sandbox=False"))
+            reason = one_line(error.strerror or str(error), limit=120)
+            reason = _UNCONTAINED.format(reason=reason, option=name_of("sandbox=False"))
             raise WorkerError(reason) from None
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
@@ -160,11 +161,10 @@ class Installed:
         top = max(range(start, len(log.events)), key=recording.live.__getitem__)
         position = log.events[top].position
         trace = recording.trace(position.step) if position.phase != SETUP else None
-        held_bytes = ((event.allocated_bytes, event.reserved_bytes) for event in log.events[start:])
-        totals = zip(held_bytes, recording.grown[start:], strict=True)
-        allocated, reserved = map(max, zip(*((now + more, most + more) for (now, most), more in totals), strict=True))
+        totals = list(zip(log.events[start:], recording.grown[start:], strict=True))
+        reserved = max(event.reserved_bytes + more for event, more in totals)
         on_gpu: dict[str, Any] = {
-            "max_allocated_bytes": allocated,
+            "max_allocated_bytes": max(event.allocated_bytes + more for event, more in totals),
             "context": context,
             "workspace_bytes": sum(self.device.workspaces.values()),
             "reserved": ByteRange(low_bytes=reserved, high_bytes=reserved),
@@ -267,7 +267,7 @@ def installed(script_run: ScriptRun, kind: type[FakeGpu] = FakeGpu) -> Iterator[
         folder = script_run.folder
         device.on_unknown = lambda what: here.assumed.setdefault(f"{short_line(recorder.line(), folder)} ({what})")
         recorder.on_new_root.append(seen)
-        stack.enter_context(stubbed(device, limits.followed(), network=script_run.network))
+        stack.enter_context(stubbed(script_run, device, limits.followed()))
         limits.limit(put)
         stack.enter_context(recorder.watching())
         yield here

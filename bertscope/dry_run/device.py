@@ -113,7 +113,6 @@ class FakeGpu(Device):
     # ---- which operators ----
 
     def takes(self, operator: Any, args: Any, kwargs: Any) -> bool:
-        """Return True for an operator with a tensor on the GPU, or that makes one there."""
         if active_fake_mode() is not None:  # such as DTensor's, which learns the shapes of results by it
             return False
         for value in (*args, *kwargs.values()) if kwargs else args:
@@ -125,7 +124,6 @@ class FakeGpu(Device):
         return device is not None and torch.device(device).type == "cuda"
 
     def has(self, tensor: Any) -> bool:
-        """Return True for a tensor in the GPU's memory."""
         is_there = isinstance(tensor, self.fake) and tensor.fake_device.type == "cuda"
         if is_there and tensor.layout != torch.strided:
             raise NoRule(f"tensors of the layout {tensor.layout} have no rule")
@@ -363,7 +361,6 @@ class FakeGpu(Device):
         return cuda_scratch(operator, args, self.threads)
 
     def true_bytes(self, operator: Any, args: Any, number: int, tensor: Any) -> int | None:
-        """Return the bytes of a result of which torch's shape function is wrong."""
         return result_bytes(operator, args, number, tensor, on_cuda=True)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import accumulate
 from math import ceil
-from operator import mul
+from operator import itemgetter, mul
 from types import MappingProxyType
 
 from bertscope.dry_run.limits import Evaluated, Limits
@@ -54,7 +54,6 @@ class Recording:
         self.evaluation = max(partial_runs, key=lambda row: row.highest_bytes, default=None)
 
     def _live(self) -> list[int]:
-        """Return the bytes that live after each event."""
         changes = (self.sizes[e.block] if e.block >= 0 else -self.sizes[~e.block] for e in self.log.events)
         return list(accumulate(changes, initial=0))[1:]
 
@@ -109,18 +108,11 @@ class Recording:
         What lives when a phase begins counts too.
         """
         log, events, live = self.log, self.log.events, self.live
-        begins: dict[int, list[tuple[int, str]]] = defaultdict(list)
-        for begun_key, begun in log.begun.items():
-            begins[begun].append(begun_key)
-        moments: dict[tuple[int, str], list[int]] = defaultdict(list)  # of a phase, with the one before it begins
-        for number in range(self.start, len(events) + 1):
-            keys = begins[number] if number > self.start else []
-            keys = [*keys, *(event.position[:2] for event in events[number : number + 1])]
-            for key in keys:
-                if number and moments[key][-1:] != [number - 1]:
-                    moments[key].append(number - 1)
-            if number < len(events):
-                moments[keys[-1]].append(number)
+        begins = [(begun, 0, key) for key, begun in log.begun.items() if begun > self.start]
+        begins += [(number, 1, event.position[:2]) for number, event in enumerate(events) if number >= self.start]
+        moments: dict[tuple[int, str], dict[int, None]] = defaultdict(dict)  # of a phase, with the one before it begins
+        for number, events_there, key in sorted(begins, key=itemgetter(0, 1)):
+            moments[key] |= dict.fromkeys(range(max(number - 1, 0), number + events_there))
         rows = []
         for key, numbers in sorted(moments.items(), key=lambda item: item[0][0]):
             inside = [number for number in numbers if events[number].position[:2] == key]
@@ -160,19 +152,20 @@ class Recording:
         """
         log, (second, third, last) = self.log, calls[-3:]
         blocks, more = log.blocks, one.total - one.ran
+        reads = [{*log.calls[block.call].reads} for block in blocks]
         alive = [n for n, block in enumerate(blocks) if second <= block.born < last and not 0 <= block.freed < last]
         listed = [number for number in alive if blocks[number].born < third]
         replaced = {n for n, block in enumerate(blocks) if block.born < third <= block.freed < last}
-        joined = [number for number in alive if blocks[number].born >= third and replaced & {*log.reads(number)}]
+        joined = [number for number in alive if blocks[number].born >= third and replaced & reads[number]]
         growing, factors = joined or listed or alive, dict.fromkeys(listed, 1 + more)
         known, rest = (sum(map(self.sizes.__getitem__, numbers)) for numbers in (growing, listed))
         factors |= {number: factors.get(number, 1) + (added - rest) * more / known for number in growing}
         for number, block in enumerate(blocks):
-            reads = factors.keys() & log.reads(number) if block.born >= last else ()
-            if reads and log.operator(block.call) in _JOINING:
-                joined_bytes = sum((factors[read] - 1) * blocks[read].size_bytes for read in reads)
+            grown = factors.keys() & reads[number] if block.born >= last else set()
+            if grown and log.operator(block.call) in _JOINING:
+                joined_bytes = sum((factors[read] - 1) * blocks[read].size_bytes for read in grown)
                 factors[number] = 1 + joined_bytes / block.size_bytes
-            elif alike := [read for read in reads if _rows(block) & _rows(blocks[read])]:
+            elif alike := [read for read in grown if _rows(block) & _rows(blocks[read])]:
                 factors[number] = max(factors[read] for read in alike)
         return factors
 

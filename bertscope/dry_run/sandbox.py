@@ -150,16 +150,17 @@ class _Cover:
         os.chmod(target, os.stat(path).st_mode & 0o7777)
         for entry in os.scandir(path):
             covered = self.root + entry.path
-            if entry.is_symlink():
-                os.symlink(os.readlink(entry.path), covered)
-            elif entry.is_dir():
-                os.mkdir(covered)
-                with suppress(PermissionError):  # what this user may not read
-                    self.add(entry.path)
-            elif entry.is_file():
-                Path(covered).touch()
-                _mount(entry.path, covered, flags=_BIND)
-                _make_read_only(covered)
+            with suppress(FileNotFoundError):  # another process has removed it
+                if entry.is_symlink():
+                    os.symlink(os.readlink(entry.path), covered)
+                elif entry.is_dir():
+                    os.mkdir(covered)
+                    with suppress(PermissionError):  # what this user may not read
+                        self.add(entry.path)
+                elif entry.is_file():
+                    Path(covered).touch()
+                    _mount(entry.path, covered, flags=_BIND)
+                    _make_read_only(covered)
 
     def overlay(self, path: str) -> None:
         self.number += 1

@@ -169,7 +169,7 @@ def fitted(
         least, most = (high, high + 1) if high > low and fits(high) else (low - 1, low)
     while most - least > 1:
         *_, one, two = (None, *(rows[value] for value in sorted(rows) if rows[value].answer == YES))
-        value = min(least * 8, high)
+        value = min(least * 16, high)
         if one is not None and two is not None and two.cost.gpu_bytes > one.cost.gpu_bytes:
             slope = (two.cost.gpu_bytes - one.cost.gpu_bytes) / (two.value - one.value)
             value = int(two.value + (two.cost.usable_bytes - two.cost.gpu_bytes) / slope)

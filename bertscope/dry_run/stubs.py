@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from inspect import signature
@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 from bertscope.checkpoints.safetensors import DTYPES
 from bertscope.dry_run.device import FakeGpu
+from bertscope.dry_run.script import ScriptRun
 from bertscope.errors import BertscopeError
 from bertscope.gpus import capability, processors, sdpa_kernel
 from bertscope.memory.extension_kernels import package_actions
@@ -101,20 +102,20 @@ class _Handle:
 
 @contextmanager
 def stubbed(
-    device: FakeGpu, actions: Mapping[str, Callable[[Put, Any], None]], *, network: bool = False
+    script_run: ScriptRun, device: FakeGpu, actions: Mapping[str, Callable[[Put, Any], None]]
 ) -> Iterator[None]:
     """Let the code in this context find the GPU: torch.cuda, its kernel of attention, what cannot run on it.
 
-    `actions` are called with modules of libraries when the code imports them.
+    `actions` are called with modules of libraries when the code imports them. Only what is contained writes files.
     """
     with ExitStack() as stack:
         put = Put(stack)
         _cuda(put, device)
         _legacy_types(put)
         _kernels(put, stack, device)
-        _saving(put)
+        _saving(put, bool(script_run.sandbox))
         _ranks(put)
-        offline = {} if network else dict.fromkeys(_OFFLINE, "1") | {"WANDB_MODE": "disabled"}
+        offline = {} if script_run.network else dict.fromkeys(_OFFLINE, "1") | {"WANDB_MODE": "disabled"}
         stack.enter_context(patch.dict(os.environ, offline))
 
         known: dict[str, Callable[[Any], None]] = {
@@ -123,7 +124,9 @@ def stubbed(
                 module, load=_without_cuda(module.load), load_inline=_without_cuda(module.load_inline)
             ),
             **package_actions(put, device.note, device.overwritten),
-            "safetensors.torch": lambda module: put(module, save_file=_save_layout),
+            "safetensors.torch": lambda module: put(
+                module, save_file=_save_layout if script_run.sandbox else always(None)
+            ),
             # transformers 5 keeps the mask of a fake tensor without asking if it hides positions
             "transformers.utils.import_utils": lambda module: put(module, is_fake_tensor=lambda _: False),
             "transformers.configuration_utils": lambda module: _else_of_preset(
@@ -302,14 +305,20 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
     put(torch, ctc_loss=partial(_ctc_loss, device, torch.ctc_loss))
 
     def uncompiled(model: Any = None, **_: Any) -> Any:
-        device.note("torch.compile ran eagerly; compiled code needs less memory, or a little more")
-        return model if model is not None else lambda function: function
+        """Return a model as it is, and of a function one that notes its calls: packages compile some as they load."""
+        note = partial(device.note, "torch.compile ran eagerly; compiled code needs less memory, or a little more")
+        if model is None:
+            return uncompiled
+        if isinstance(model, nn.Module):
+            note()
+            return model
+        return wraps(model)(lambda *args, **kwargs: (note(), model(*args, **kwargs))[1])
 
     if torch.version.cuda is None:  # packages choose their kernels by it
         put(torch.version, cuda=_CUDA_VERSION)
     put(torch.backends.cuda, is_flash_attention_available=always(True))
     put(torch, compile=uncompiled)
-    put(nn.Module, compile=lambda module, *_, **__: uncompiled(), share_memory=_refuse_ranks)
+    put(nn.Module, compile=lambda module, *_, **__: uncompiled(module), share_memory=_refuse_ranks)
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     stack.callback(torch.backends.mha.set_fastpath_enabled, is_fast)
@@ -331,7 +340,7 @@ def _kernels(put: Put, stack: ExitStack, device: FakeGpu) -> None:
     )
 
 
-def _saving(put: Put) -> None:
+def _saving(put: Put, is_contained: bool) -> None:
     """Keep in memory what a script saves to a file: tensors on the GPU as layouts, which loading allocates anew."""
     saved: dict[str, bytes] = {}
     given_save, given_load = torch.save, torch.load
@@ -340,7 +349,8 @@ def _saving(put: Put) -> None:
         is_path = isinstance(file, (str, os.PathLike))
         given_save(content, buffer := io.BytesIO() if is_path else file, *args, **kwargs)
         if is_path:
-            Path(file).touch()
+            if is_contained:
+                Path(file).touch()
             saved[os.path.abspath(file)] = buffer.getvalue()
 
     def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -363,7 +373,7 @@ def _save_layout(tensors: Mapping[str, torch.Tensor], filename: Any, metadata: M
         dtype = codes[str(tensor.dtype)[6:]]
         header[name] = {"dtype": dtype, "shape": tuple(tensor.shape), "data_offsets": (low, high)}
     text = json.dumps(header).encode()
-    with suppress(FileExistsError), open(filename, "xb") as file:  # without a sandbox a file of the user stays
+    with open(filename, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + high)
 

@@ -145,11 +145,6 @@ class RunLog:
         operator = self.calls[call].operator if call >= 0 else ""
         return operator if isinstance(operator, str) else operator_name(operator)
 
-    def reads(self, number: int) -> tuple[int, ...]:
-        """Return the blocks that the call which allocated a block read, outside training steps."""
-        call = self.blocks[number].call
-        return self.calls[call].reads if call >= 0 else ()
-
 
 # ---- what an operator costs ----
 

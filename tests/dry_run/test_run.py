@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -422,7 +423,7 @@ def test_the_largest_value_of_an_argument_fits_and_the_next_does_not(script):
 
 def test_a_search_ends_at_an_argument_that_the_script_does_not_read(script):
     name = script(STEP + "for _ in range(3): step(4)\n")
-    with pytest.raises(SelectionError, match="the same memory in every phase with batch 1 and 8; does it read"):
+    with pytest.raises(SelectionError, match="the same memory in every phase with batch 1 and 16; does it read"):
         bertscope.run(name, budget="8GiB", fit="batch=1..512")
 
 
@@ -461,6 +462,12 @@ def test_a_search_finds_the_largest_value_in_few_runs(largest, granule):
     report = fitted(ScriptRun(script="train.py", arguments=("--batch", "1")), "batch=1..512", run, taken(largest))
     assert report.largest == largest
     assert len(runs) == len(set(runs)) <= 12
+
+
+def test_a_function_that_a_package_compiles_and_nobody_calls_is_no_remark(script):
+    code = "compiled = torch.compile(lambda x: x + 1)\ncompiled(torch.ones(1))\n"
+    remarks = [bertscope.run(script(STEP + code[:end] + "step(4)")).remarks for end in (code.index("\n") + 1, None)]
+    assert [any("compile" in remark for remark in known) for known in remarks] == [False, True]
 
 
 def test_each_remark_of_a_run_is_a_sentence_and_names_in_code_keep_their_letters(script, cli):
@@ -747,6 +754,28 @@ def test_a_script_with_too_many_processes_ends_with_all_of_them(script, monkeypa
 
 
 @pytest.mark.usefixtures("as_the_program_starts_it")
+def test_a_file_that_another_process_removes_meanwhile_does_not_end_the_run(script, monkeypatch):
+    """The folder for temporary files holds the sandbox, so that all that is in it is covered one by one."""
+    removing = """
+import os
+mount = sandbox._mount
+def removed(source, target, *rest, **settings):
+    path = "/" + target.partition("/sandbox/root/")[2]
+    if path.endswith("-vanishes") and os.path.exists(path):
+        (os.rmdir if os.path.isdir(path) else os.remove)(path)
+    mount(source, target, *rest, **settings)
+sandbox._mount = removed
+"""
+    folder = tempfile.mkdtemp(suffix="-vanishes")
+    file, path = tempfile.mkstemp(suffix="-vanishes")
+    os.close(file)
+    monkeypatch.setattr("bertscope.processes.child.child_command", started(removing))
+    assert bertscope.run(script(STEP + "step(4)")).updates == 1
+    assert not os.path.exists(folder)
+    assert not os.path.exists(path)
+
+
+@pytest.mark.usefixtures("as_the_program_starts_it")
 def test_without_namespaces_the_run_is_refused_unless_it_is_asked_for(script, monkeypatch, tmp_path, cli):
     name = script(STEP + "torch.save(model.state_dict(), 'model.pt')\nfor _ in range(3): step(4)\n")
     lost = "def refused(*_, **__): raise OSError(1, 'no namespaces')\nsandbox.enter = refused"
@@ -758,6 +787,7 @@ def test_without_namespaces_the_run_is_refused_unless_it_is_asked_for(script, mo
     done = cli("run", "--no-sandbox", "--format", "json", name)
     assert done.code == 0
     assert done.json["updates"] == 3
+    assert not (tmp_path / "model.pt").exists()
 
 
 # ---- a function, ranks, an H200 ----
