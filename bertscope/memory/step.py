@@ -1,5 +1,6 @@
 """One step of a model, phase by phase, which `estimate` runs on fake tensors and `profile` on real ones."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -280,7 +281,12 @@ class ModelStep:
             self.outputs[number] = value
 
     def evaluate(self) -> None:
-        """Evaluate on held-out inputs."""
+        """Evaluate on held-out inputs; the Trainer of transformers 5 has switched a decoder's cache off."""
+        config: Any = getattr(self.model, "config", None)
+        package = sys.modules.get("transformers")
+        is_new = package is not None and int(package.__version__.partition(".")[0]) >= 5
+        if self.run_config.loop == TRAINER and is_new and type(config).__module__.startswith("transformers."):
+            config.use_cache = False
         evaluation(self.run_config, self.called, self.held_out, self.predict, self.device)
 
     def predict(self, batch: dict[str, Any]) -> Any:

@@ -126,6 +126,28 @@ def test_the_estimate_of_an_evaluation_is_the_peak_of_the_trainer(tmp_path, keep
     assert peak.peak_bytes == pytest.approx(highest(profiler, "trainer"), rel=0.001)
 
 
+def test_the_evaluation_of_a_decoder_in_the_trainer_has_no_cache(tmp_path):
+    """From transformers 5 on the Trainer sets use_cache; in another loop the cache is there."""
+    sizes = {"vocab_size": 300, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 32}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(sizes | {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}))
+    args = arguments(tmp_path, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=16 * BATCH)
+    data = [{"input_ids": torch.arange(SEQ), "attention_mask": torch.ones(SEQ, dtype=torch.long),
+             "labels": torch.arange(SEQ)} for _ in range(32 * BATCH)]  # fmt: skip
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, record_function("trainer"):
+        module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+        transformers.Trainer(model=module, args=args, train_dataset=data, eval_dataset=data).train()
+    fields: dict = {"batch": BATCH, "seq": SEQ, "eval_batch": 16 * BATCH}
+    loops = {
+        loop: bertscope.estimate(config, loop=loop, **fields).variants[0].estimated for loop in ("trainer", "freed")
+    }
+    assert loops["trainer"].peak.phase == "evaluation"
+    assert loops["trainer"].peak.peak_bytes == pytest.approx(highest(profiler, "trainer"), rel=0.001)
+    cache = 2 * sizes["n_layer"] * 16 * BATCH * SEQ * sizes["n_embd"] * 4
+    assert loops["freed"].peak.peak_bytes - loops["trainer"].peak.peak_bytes == pytest.approx(cache, rel=0.2)
+
+
 def test_every_key_of_training_arguments_is_known_and_the_defaults_are_all_modelled(tmp_path):
     path = tmp_path / "args.json"
     path.write_text(arguments("x", optim="adamw_torch").to_json_string())
