@@ -388,6 +388,8 @@ class MemoryTrace:
         )  # fmt: skip
         if len(place_of) != len(changes) or not changes or len(layers) > 1 or max(place_of) >= len(places):
             raise ValueError("no trace")
+        if any(len(kind.dims) not in (0, len(kind.block.shape)) for kind in trace.kinds):
+            raise ValueError("a shape without its slopes")
         sizes = [[kind.bytes_at(more) for kind in trace.kinds] for more in (0, LARGE_BATCH - SMALLEST)]
         if any(not 0 <= size < NUMBER.stop for of_batch in sizes for size in of_batch) or any(
             call.full_bytes + slope * (LARGE_BATCH - SMALLEST) < 0 for call, slope in trace.calls

@@ -19,6 +19,7 @@ import torch
 import bertscope
 from bertscope.memory import estimate
 from bertscope.memory.simulator import Simulator
+from bertscope.memory.trace import MemoryTrace
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.run_config import CACHE_VARIABLE, RunConfig
 from bertscope.tracing import cache as module
@@ -184,6 +185,16 @@ def test_an_entry_with_a_value_of_another_kind_or_range_is_not_believed(folder, 
                 assert not re.search(r"[,\n]-[0-9]", result.out), (place, value, result.out)
                 assert result.out.count("\n") == first[name].count("\n")
         path.write_bytes(content)
+
+
+def test_a_shape_without_a_slope_for_each_of_its_sizes_is_not_believed():
+    trace = Simulator(small()).scalable_trace(RunConfig(batch=2, seq=8))
+    good = json.loads(json.dumps(trace.data()))
+    assert MemoryTrace.read(good).peak_bytes == trace.peak_bytes
+    grows = next(number for number, kind in enumerate(good[0]) if kind[-1])
+    for shape in ([], good[0][grows][3][1:], [*good[0][grows][3], 1]):
+        with pytest.raises(ValueError, match="slopes"):
+            MemoryTrace.read(with_value(good, (0, grows, 3), shape))
 
 
 KINDS_OF_ENTRIES = {
