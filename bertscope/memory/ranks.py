@@ -166,6 +166,11 @@ def parallelize(model: nn.Module, layers: list[nn.Module], parallelism: Parallel
 
     name = parallelism.param_dtype
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, PRECISIONS[name].torch_name) if name else None)
+    inside = {module for layer in layers for module in layer.modules()}
+    rest = (param for module in model.modules() if module not in inside for param in module.parameters(recurse=False))
+    units = [set(rest), *(set(layer.parameters()) for layer in layers)]
+    if sum(map(len, units)) > len(set().union(*units)):  # which fully_shard refuses from torch 2.13 on
+        raise SelectionError(f"FSDP cannot divide {type(model).__name__}, whose units share a parameter; choose ddp")
     for module in (*layers, model):
         fully_shard(module, mesh=meshes.shard, reshard_after_forward=parallelism.row.reshards, mp_policy=policy)
 

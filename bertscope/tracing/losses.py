@@ -62,6 +62,13 @@ def loss_function(run_config: RunConfig, *, is_short: bool = False) -> Callable[
     return partial(_FUNCTIONS[name], **options.get(name, {}))
 
 
+def _advice(model: nn.Module, of_bert: str, otherwise: str) -> tuple[str, str]:
+    """Return the name of a model's class, and the option with the class that it should be."""
+    base = base_model_of(getattr(model, "_orig_mod", model))  # of torch.compile
+    name = type(base).__name__
+    return name, f"{name_of('architecture')} {of_bert if name.startswith('Bert') else otherwise}"
+
+
 def chunked(model: nn.Module, batch: Batch, chunks: int) -> torch.Tensor:
     """Return the loss of a language model whose logits exist for one chunk of tokens at a time."""
     base: Any = base_model_of(model)
@@ -70,9 +77,9 @@ def chunked(model: nn.Module, batch: Batch, chunks: int) -> torch.Tensor:
     caps = [key for key in _AFTER_LOGITS if getattr(getattr(base, "config", None), key, None) not in (None, 1, 1.0)]
     if is_causal is None or last is None or caps:
         why = f"has {caps[0]}, which changes its logits" if caps else "has no logits of tokens only"
+        _, advice = _advice(base, "BertForMaskedLM", "AutoModelForCausalLM")
         raise SelectionError(
-            f"{name} {why}; leave {name_of('loss_chunks')} out, or choose a language model's class, such as "
-            f"{name_of('architecture')} BertForMaskedLM"
+            f"{name} {why}; leave {name_of('loss_chunks')} out, or choose a language model's class, such as {advice}"
         )
     return chunked_loss(model, batch, chunks, is_causal=is_causal)
 
@@ -90,10 +97,10 @@ def _embedding(model: nn.Module, text: Batch) -> torch.Tensor:
     output = model(**text)
     hidden = output if isinstance(output, torch.Tensor) else getattr(output, "last_hidden_state", None)
     if not isinstance(hidden, torch.Tensor) or hidden.dim() not in (2, 3):
-        name = type(base_model_of(model.model if isinstance(model, Teacher) else model)).__name__
+        name, advice = _advice(model.model if isinstance(model, Teacher) else model, "BertModel", "AutoModel")
         raise SelectionError(
             f"the loss embeds texts by the last hidden state, which {name} does not "
-            f"return; choose a class without a head, such as {name_of('architecture')} BertModel, or loss reranker"
+            f"return; choose a class without a head, such as {advice}, or loss reranker"
         )
     text["hidden"] = hidden
     del output
@@ -245,10 +252,9 @@ def reranker(model: nn.Module, batch: Batch, group: int) -> torch.Tensor:
     output = model(**_texts(batch)[0])
     logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
-        raise SelectionError(
-            f"loss reranker takes a class that returns a score of each pair, such as {name_of('architecture')} "
-            f"BertForSequenceClassification; {type(base_model_of(model)).__name__} does not"
-        )
+        head = "ForSequenceClassification"
+        name, advice = _advice(model, f"Bert{head}", f"AutoModel{head}")
+        raise SelectionError(f"loss reranker takes a class that scores each pair, such as {advice}; {name} does not")
     scores = logits.view(-1) if logits.shape[1] == 1 else logits[:, 0]
     if "targets" in batch:
         return nn.functional.binary_cross_entropy_with_logits(scores, batch["targets"])

@@ -21,6 +21,7 @@ from bertscope.settings.rows import rows
 from bertscope.settings.run_config import CUDA, PLAN_FORMS, RunConfig
 from bertscope.settings.training import KEEPING_RESULTS, LEANER, QUANTIZING, TRAINER_OPTIMIZERS, predicts_next
 from bertscope.units import (
+    FP16,
     FP32,
     PRECISIONS,
     QUANTIZED,
@@ -327,6 +328,7 @@ def emitted(report: PlanReport, into: str) -> str:
     )
     recomputes = any(item.recomputed for item in row.lists)
     has_loop = has_savers or row.accumulate > 1 or not recomputes
+    run = run.changed(grad_scaler=run.grad_scaler or (half == FP16.name and not run.step_in_backward))
     values = {"into": into, "row": row, "run": run, "half": half, "contexts": contexts, "has_loop": has_loop}
     values |= {"recomputes": recomputes, **_prepared(run, row)}
     values |= {"is_causal": predicts_next(report.subject.architecture), "source": markup(savers * has_savers)}
