@@ -141,7 +141,8 @@ def _usage(error: Any) -> int:
     elif wrong := re.search(r"'(--?[^']*)' does not take a value", message):
         message = f"{wrong[1]} takes no value; write {wrong[1]} alone"
     elif wrong := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-        message = f"unexpected word {wrong[1]!r}; write {_usage_line(ctx)}"
+        quoted = "put a message in quotes, or " * (ctx is not None and ctx.info_name == "why")
+        message = f"unexpected word {wrong[1]!r}; {quoted}write {_usage_line(ctx)}"
     elif missing := [item for item in ctx.command.params if f"'{item.metavar}'" in message] if ctx else []:
         message = f"{missing[0].metavar} is missing; give {in_a_sentence(_first(missing[0].help))}"
     else:

@@ -343,7 +343,8 @@ def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
     chosen = []
     for step in steps if wanted else ():
         names = (step.group, step.name, step.tf_name, step.path.removeprefix("bert."))
-        if any(name == wanted or name.startswith((f"{wanted}.", f"{wanted}-", f"{wanted}/")) for name in names):
+        begins = (f"{wanted}.", f"{wanted}-", f"{wanted}/")
+        if any(name == wanted or name.startswith(begins) or f".{wanted}." in name for name in names):
             if layer and layers > 1 and wanted != path.removeprefix("bert."):  # of the layer with that number
                 names_of_layer: dict[str, Any] = {
                     field: with_layers(getattr(step, field), lambda _: layer) for field in ("name", "path", "tf_name")

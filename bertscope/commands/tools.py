@@ -15,6 +15,7 @@ from bertscope.files import MAX_YAML_BYTES, open_file, read_yaml, write_file
 from bertscope.reports import json as report_json
 from bertscope.reports.base import SCHEMA
 from bertscope.reports.tool import CheckReport
+from bertscope.settings.rows import is_code
 from bertscope.sources import expectation_files as expectations
 from bertscope.sources.bert import config_members, preset_paths, read_preset
 from bertscope.units import counted, json_text
@@ -146,7 +147,8 @@ def _record(call: CommandLine) -> None:
     keys = {"model": name, "architecture": name and call.architecture}
     text = "".join(f"{key}: {expectations.yaml_name(value)}\n" for key, value in keys.items() if value)
     if models or expectations.is_expectation_file(path):
-        model = expectations.read_expectation_file(path, allow_code=call.allow_code, text=text)
+        # The only code that `text` can name is what the command line named.
+        model = expectations.read_expectation_file(path, allow_code=call.allow_code or bool(models), text=text)
     else:
         preset = read_preset(path)
         model = expectations.ExpectedModel(name=preset.name, source=preset, path=path, expected=preset.expected)
@@ -174,7 +176,8 @@ def _record(call: CommandLine) -> None:
     if len(content) > MAX_YAML_BYTES:
         raise SourceError(f"{path} has no room for the counts: the limit is {MAX_YAML_BYTES >> 10} KiB; shorten it")
     write_file(path, content)
-    note(f"wrote the current counts to {path}")
+    allowed = f"; 'bertscope check --allow-code {path}' verifies them" * is_code(name)
+    note(f"wrote the current counts to {path}{allowed}")
 
 
 def schema(call: CommandLine) -> None:

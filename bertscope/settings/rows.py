@@ -262,7 +262,7 @@ _CALLED = {
     "{fmt}": "output_format", "{fmt} json": "json", "{fmt} csv": "csv", "{fmt} markdown": "markdown md",
     "{attention}": "attn attn_implementation attention_implementation",
     "{seq}": "max_length max_seq_length max_seq_len seq_len seq_length sequence_length sequence_len context_length ctx "
-             "cutoff_len seqlen max_tokens max_model_len model_max_length block_size",
+             "cutoff_len seqlen length max_tokens max_model_len model_max_length block_size",
     "{batch}": "batch_size per_device_train_batch_size per_gpu_train_batch_size micro_batch "
                "micro_batch_size train_batch_size bs mbs",
     "{loss} model": "cross_entropy crossentropy ce mse", "{attention} flash_attention_2":
@@ -283,7 +283,8 @@ _CALLED = {
     "{batch_total}": "global_batch_size total_batch_size",
     "{clip_grad_norm}": "max_grad_norm gradient_clipping clip grad_clip",
     "{freeze} embeddings": "freeze_embeddings", "{offload_optimizer} or {offload_activations}": "offload cpu_offload",
-    "it changes no result here": "lr learning_rate epochs num_epochs num_train_epochs max_steps warmup warmup_steps "
+    "{sequences} N, for the time of an epoch": "samples num_samples examples epochs num_epochs num_train_epochs",
+    "it changes no result here": "lr learning_rate max_steps warmup warmup_steps "
                                  "warmup_ratio data dataset seed lr_scheduler lr_scheduler_type num_workers save_steps "
                                  "tf32 report_to low_cpu_mem_usage local_rank",
     "set it in MODEL's config.json or preset": "config hidden_size layers n_layers num_layers num_hidden_layers "

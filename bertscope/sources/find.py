@@ -273,8 +273,8 @@ def weights_path(model: str, *, download: bool = False) -> Path:
     folder = fetched_folder(model, weights=True) if download else cached_folder(model)
     if folder is None:
         raise SourceError(
-            f"no checkpoint {model[:100]!r}; name a file with tensors, an index, a folder with one, "
-            "a model in the Hugging Face cache, or a second model to compare"
+            f"{model[:100]!r} has no checkpoint; name a second model to compare it with, or a file with tensors, an "
+            "index, a folder with one or a model in the Hugging Face cache"
         )
     return folder
 
@@ -347,7 +347,7 @@ def _unknown(name: str) -> SourceError:
     if hint := next((hint for pattern, hint in hints.items() if re.fullmatch(pattern, name)), ""):
         return SourceError(f"no preset or file named {name[:100]!r}; {hint}")
     near = near_presets(name)
-    fetched = f"'{name_of(f'bertscope count {name}')}' with {name_of('download')} fetches it from the Hugging Face hub"
+    fetched = f"{name_of('download')} fetches it from the Hugging Face hub"
     if not has_hub():
         extras = "hub" if find_spec("transformers") else "hub,transformers"
         fetched = f"after {install_command(extras)}, {fetched}"

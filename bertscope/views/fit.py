@@ -147,7 +147,8 @@ def _tip(report: FitReport) -> str:
         name, why = "plan", "find the cheapest checkpointing for a batch in between"
         changes["batch"] = 2 * plain
     elif row.checkpointing != NONE and batch_asked:
-        name, why = "plan", "find the cheapest checkpointing for this batch"
+        name, why = "plan", "find the cheapest checkpointing or micro-batches for this batch"
+        changes |= {"batch": None, "batch_total": batch * report.run.accumulate, "accumulate": None}
     elif row.checkpointing != NONE:
         changes["checkpointing"] = row.checkpointing
     return step.next_command(report, name, why, precision=row.precision, seq=row.seq, gpu=gpu, **changes)
@@ -254,13 +255,13 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
     cheapest = [(row, name) for row, (_, name) in zip(least, pairs, strict=True)]
     if isfinite(cheapest[0][0].epoch_cost):
         known = [(row.cost.time, name) for row, name in cheapest if isfinite(row.epoch_cost)]
-        costs = [f"{name} ({step.money_text(time)})" for time, name in known]
+        costs = [f"{name} at {step.money_text(time)}" for time, name in known]
         first_cost, *later = [time for time, _ in known if time]
         likely = "probably " * any((one.epoch_cost_low or 0) < (first_cost.epoch_cost_high or 0) for one in later)
         unknown = {name: row.cost.time for row, name in cheapest if row.fits and not isfinite(row.epoch_cost)}
         what = " or ".join(sorted({"price" if time else "time" for time in unknown.values()}))
         more = f"; no {what} is known for {listed(unknown, most=3)}" if unknown else ""
-        rest = ((f", {text}", -n) for n, text in enumerate(costs[1:], 1))
+        rest = ((f"; {text}", -n) for n, text in enumerate(costs[1:], 1))
         first_words = "Cost of an epoch: " if unknown else f"Cheapest epoch: {likely}"
         return step.line_of(f"{first_words}{costs[0]}", *rest, more)
     if batch:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 from bertscope.errors import one_line, shown
 from bertscope.reports import tool as reports
@@ -32,17 +33,29 @@ def _failures(report: reports.CheckReport, target: Target = Target()) -> str:  #
     failures = "".join(f"{line(finding)}\n" for finding in failed)
     text = failures + painted(_summary(report), "no" if any(map(_is_wrong, report.findings)) else "yes", target)
     files = list(dict.fromkeys(finding.path for finding in failed))
-    if not files or not all(file.endswith(EXPECTATIONS) for file in files):
+    changes: dict[str, Any] = {"architecture": None}
+    if _is_preset(report) and not failed:
+        changes |= {"write_to": "models.bertscope.yaml", "files": ["MODEL"]}
+        why = "check a model of yours"
+    elif files and all(file.endswith(EXPECTATIONS) for file in files):
+        changes |= {"update": True, "files": files}
+        why = "accept the new values, if they are intended"
+    else:
         return text
-    changes = {"update": True, "files": files, "architecture": None}
     command = command_text("check", changes, {}, " ").strip()  # Python has no such call
-    return f"{text}\nNext: accept the new values, if they are intended\n  {command}\n" if command else text
+    return f"{text}\nNext: {why}\n  {command}\n" if command else text
+
+
+def _is_preset(report: reports.CheckReport) -> bool:
+    paths = [finding.path for finding in report.findings]
+    return report.files == 1 and bool(paths) and not paths[0].endswith(EXPECTATIONS)
 
 
 def _summary(report: reports.CheckReport) -> str:
     passed, failed, errors = (len(report.having(status)) for status in ("passed", "failed", "error"))
     unread = f", {errors} could not be checked" if errors else ""
-    return f"{counted(report.files, 'file')}: {counted(passed, 'expectation')} passed, {failed} failed{unread}\n"
+    subject = f"preset {report.findings[0].model}" if _is_preset(report) else counted(report.files, "file")
+    return f"{subject}: {counted(passed, 'expectation')} passed, {failed} failed{unread}\n"
 
 
 def _github(report: reports.CheckReport) -> str:

@@ -13,7 +13,7 @@ from bertscope.units import bytes_text
 from bertscope.views.columns import attribute, number
 from bertscope.views.console import Placeholder, Target, command_text, model_code
 from bertscope.views.footer import note_text
-from bertscope.views.step import next_command, part_name, precision_text, share_of, sizes
+from bertscope.views.step import micro_batches, next_command, part_name, precision_text, share_of, sizes
 from bertscope.views.timeline import COLORS, Chart
 from bertscope.views.views import Table, View
 
@@ -272,8 +272,7 @@ def _tip(report: WhyReport) -> str:
         if report.phase == "evaluation":
             why = "see what an evaluation without logits on the GPU needs"
             return next_command(report, "estimate", why, eval_samples=None, **limit)
-        settings = {"batch": run.batch, "seq": run.seq, "checkpointing": None, **limit}
-        return next_command(report, "plan", "find the cheapest checkpointing", **settings)
+        return micro_batches(report, run.batch, seq=run.seq, **limit)
     if report.source != MESSAGE or key not in _COMPARED:
         return "nvidia-smi" if key in ("why_other", "why_free") else ""
     if run is not None:

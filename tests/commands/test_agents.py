@@ -32,7 +32,7 @@ ANSWERS = {
     "fit": ({"model": "bert-tiny", "gpu": "t4", "seq": 64, "precision": "fp32", "checkpointing": "none"}, "Largest"),
     "plan": ({"model": "bert-tiny", "gpu": "t4", "batch": 8, "seq": 64}, "Fits on t4"),
     "why": ({"file": OOM}, "Fragmentation: 4.84 GiB"),
-    "check": ({"files": ["bert-tiny"]}, "1 file: "),
+    "check": ({"files": ["bert-tiny"]}, "preset bert-tiny: "),
     "presets": ({"name": "bert-tiny"}, "1 preset"),
 }
 

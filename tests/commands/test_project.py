@@ -97,3 +97,11 @@ def test_python_3_10_says_that_it_ignores_the_table(folder, monkeypatch, capsys)
         found = _read.__wrapped__(folder / "pyproject.toml")
     assert found is None
     assert "[tool.bertscope] needs Python 3.11; it is ignored" in capsys.readouterr().err
+
+
+def test_code_that_the_command_line_names_is_recorded_and_then_needs_the_permit(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.py").write_text("import torch\ndef build():\n    return torch.nn.Linear(3, 4)\n")
+    assert cli("check", "small.py:build", "--write", "small.bertscope.yaml").code == 0
+    assert cli("check", "small.bertscope.yaml").code == 2
+    assert cli("check", "small.bertscope.yaml", "--allow-code").code == 0
