@@ -11,7 +11,7 @@ and, if the left matrix is transposed, a block of that. Source: oneDNN 3.12, src
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import product
-from math import inf
+from math import inf, prod
 from typing import NamedTuple
 
 from bertscope.frozen import Record
@@ -37,7 +37,7 @@ _STRIDED_DEPTH, _STRIDED_ROWS = 4096, 1024  # from which on a matrix with rows o
 
 MATRICES = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}  # product -> places of its operands
 EMBEDDING, LAYER_NORM, PRODUCT = "scratch of embedding", "scratch of layer_norm", "scratch of product"
-SUM = "scratch of sum"
+SUM, SIZED = "scratch of sum", "scratch of a size"
 FLASH = "scratch of flash attention 3"
 
 
@@ -115,6 +115,11 @@ def product_bytes(
     return 0 if is_batched and rows * depth * columns < LEAST_OF_BLAS else plain
 
 
+def sized_bytes(itemsize: int, *sizes: int) -> int:
+    """Return the bytes of a tensor of these sizes, of which more than one may follow the batch."""
+    return itemsize * prod(sizes)
+
+
 def flash_bytes(batch: int, queries: int, query_bytes: int, query_block: int, keys: int, key_bytes: int) -> int:
     """Return the sums of flash-attn 3's backward for packed sequences, each followed by a block of tokens.
 
@@ -130,6 +135,7 @@ RULES: dict[str, Callable[..., int]] = {
     PRODUCT: product_bytes,
     FLASH: flash_bytes,
     SUM: sum_bytes,
+    SIZED: sized_bytes,
 }
 
 

@@ -23,6 +23,7 @@ from bertscope.memory.kernel_rules import (
     MANY_THREADS,
     MATRICES,
     PRODUCT,
+    SIZED,
     SUM,
     Scratch,
     onednn_scratchpad_bytes,
@@ -85,10 +86,12 @@ def cpu_scratch(operator: Any, args: Any) -> int | Scratch:
         return int(masks if scores.is_contiguous() else max(masks, scores.nbytes))
     if name.startswith(_INDEXED) and args[0].dtype in _HALF:  # a result in fp32: create_acc_buffer of ReduceUtils.h
         result = args[2 if name == "gather" else 0]
-        return int(_FP32_BYTES * result.numel()) if result.dim() > 1 or name != "gather" else 0
+        return Scratch(SIZED, (_FP32_BYTES, *result.shape)) if result.dim() > 1 or name != "gather" else 0
     if name == "logsumexp":  # the maxima and the exponentials: logsumexp_out_impl of ReduceOps.cpp
-        reduced = prod(args[0].shape[dim] for dim in args[1] or range(args[0].ndim))
-        return int(args[0].nbytes + args[0].nbytes // max(reduced, 1))
+        summed = {dim % args[0].ndim for dim in args[1] or range(args[0].ndim)} if args[0].ndim else set()
+        reduced = prod(args[0].shape[dim] for dim in summed)
+        rest = (size for dim, size in enumerate(args[0].shape) if dim not in summed)
+        return Scratch(SIZED, (args[0].itemsize, reduced + 1, *rest))
     if name == "native_layer_norm_backward" and any(args[7][1:]):
         # Each thread sums up the gradients of weight and bias: LayerNormBackwardKernelImplInternal.
         sums = 2 * torch.get_num_threads() * prod(args[2]) * args[1].itemsize
