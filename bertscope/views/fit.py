@@ -255,7 +255,7 @@ def _compared_answer(reports: Sequence[FitReport]) -> str:
     cheapest = [(row, name) for row, (_, name) in zip(least, pairs, strict=True)]
     if isfinite(cheapest[0][0].epoch_cost):
         known = [(row.cost.time, name) for row, name in cheapest if isfinite(row.epoch_cost)]
-        costs = [f"{name} at {step.money_text(time)}" for time, name in known]
+        costs = [f"{name}, {step.money_text(time)}" for time, name in known]
         first_cost, *later = [time for time, _ in known if time]
         likely = "probably " * any((one.epoch_cost_low or 0) < (first_cost.epoch_cost_high or 0) for one in later)
         unknown = {name: row.cost.time for row, name in cheapest if row.fits and not isfinite(row.epoch_cost)}

@@ -456,7 +456,7 @@ def test_an_epoch_costs_its_hours_by_the_price_and_the_cheapest_gpu_is_first(cli
     words = ("fit", "bert-base-uncased", "--gpu", "rtx-a5000,l4,t4", "--price", "t4=0.36", "--batch", "32",
              "--seq", "64", "--precision", "fp32", "--checkpointing", "none", "--sequences", "3200")  # fmt: skip
     printed = cli(*words).out
-    assert printed.startswith("Cost of an epoch: t4 (under 0.01); no price or time is known for rtx-a5000 and l4.\n")
+    assert printed.startswith("Cost of an epoch: t4, under 0.01; no price or time is known for rtx-a5000 and l4.\n")
     assert "epoch cost" in printed
     step = ("estimate", "bert-base-uncased", "--gpu", "t4", "--batch", "16", "--seq", "64", "--price", "t4=1")
     assert cli(*step).err.startswith("error: --price has no effect without --sequences")
