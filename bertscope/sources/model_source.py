@@ -309,6 +309,7 @@ def all_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
                 yield from ((f"{prefix}{number}.{path.removeprefix(f'{prefix}1.')}", param) for path, param in second)
 
 
+_SHOWN_LATE = ("rich", "jinja2")  # what shows an answer, imported after the user's code, which may have a namesake
 _folders_of_files: set[Path] = set()  # from which `file.py:attribute` was imported in this process
 
 
@@ -415,6 +416,9 @@ class FactorySource(ModelSource):
             loaded = sys.modules.get(module_name)
             if loaded is not None and getattr(loaded, "__file__", None) != str(path):
                 raise SourceError(f"{self.name}: a module named {module_name} is imported already; rename the file")
+        for name in _SHOWN_LATE:
+            if (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file():
+                importlib.import_module(name)
         if str(folder) not in sys.path[:1]:
             sys.path.insert(0, str(folder))
         return module_name, attribute

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
 from bertscope.tracing.inputs import inputs_for
-from tests.conftest import EVERY_CASE
+from tests.conftest import EVERY_CASE, run_python
 
 BATCH, SEQ, WIDTH = 2, 5, 8
 
@@ -318,6 +318,16 @@ class NoExample(Fails):
 
     def example_inputs(self, batch, seq):
         return batch / 0
+
+
+def test_a_file_of_the_user_with_the_name_of_a_package_does_not_replace_it(tmp_path):
+    (tmp_path / "own.py").write_text("import torch\n\ndef build():\n    return torch.nn.Linear(4, 4)\n")
+    for name in ("rich", "jinja2", "yaml", "typer"):
+        (tmp_path / f"{name}.py").write_text("")
+    words = ("flops", f"{tmp_path}/own.py:build", "--input", "input=Bx4:float32")
+    done = run_python("from bertscope.__main__ import main; main()", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("32 FLOPs")
 
 
 @pytest.mark.parametrize(
