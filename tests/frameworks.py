@@ -114,24 +114,26 @@ def test_lightning_trains_with_the_code_of_a_plan_in_the_memory_that_it_says(set
     assert real["steps"][2][0] - data_bytes == pytest.approx(planned.peak_bytes, rel=3e-4)
 
 
+def real_qlora_bytes(settings):
+    """The peak of tests/data/scripts/qlora.py, a loop in which nothing of bertscope runs."""
+    words = [sys.executable, str(DATA / "scripts" / "qlora.py"), json.dumps(settings)]
+    out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    (line,) = (line for line in out.splitlines() if line.startswith("REAL "))
+    return int(line.split()[1])
+
+
 @pytest.mark.parametrize("settings", [case[0] for case in cases("quantized.yaml", "loops")], ids=str)
 def test_a_real_loop_with_bitsandbytes_has_the_estimated_peak(settings):
     """The recorded peak is of torch 2.13 and transformers 5.23; with 2.15 and 5.24 int8 with autocast has 3 % less."""
     pytest.importorskip("bitsandbytes")
-    words = [sys.executable, str(DATA / "scripts" / "qlora.py"), json.dumps(settings)]
-    out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    (line,) = (line for line in out.splitlines() if line.startswith("REAL "))
     report = bertscope.estimate(source_of(LLAMA).with_options(lora="r=8,alpha=16"), batch=4, seq=64, **settings)
-    assert int(line.split()[1]) == pytest.approx(report.variants[0].estimated.cost.peak_bytes, rel=1e-4)
+    assert real_qlora_bytes(settings) == pytest.approx(report.variants[0].estimated.cost.peak_bytes, rel=1e-4)
 
 
 @pytest.mark.parametrize(("precision", "bytes_"), cases("quantized.yaml", "dora"))
 def test_a_real_loop_with_dora_has_the_recorded_peak(precision, bytes_):
     pytest.importorskip("bitsandbytes")
-    settings = json.dumps({"quantize": "nf4", "precision": precision, "dora": True})
-    words = [sys.executable, str(DATA / "scripts" / "qlora.py"), settings]
-    out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert f"REAL {bytes_}" in out.splitlines()
+    assert real_qlora_bytes({"quantize": "nf4", "precision": precision, "dora": True}) == bytes_
 
 
 @pytest.mark.parametrize("precision", ["bf16", "autocast-bf16"])
@@ -146,14 +148,8 @@ def test_the_code_of_a_plan_for_a_quantized_model_saves_what_the_plan_says(preci
     )
     report = bertscope.plan(model, full * 5 // 4, batch=4, seq=64, margin=0, **settings)
     assert any(item.saved for item in report.first.lists)
-    words = [
-        sys.executable,
-        str(DATA / "scripts" / "qlora.py"),
-        json.dumps({**settings, "code": report.emitted("torch")}),
-    ]
-    out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    (line,) = (line for line in out.splitlines() if line.startswith("REAL "))
-    assert int(line.split()[1]) == pytest.approx(report.first.peak_bytes, rel=1e-4)
+    real_bytes = real_qlora_bytes({**settings, "code": report.emitted("torch")})
+    assert real_bytes == pytest.approx(report.first.peak_bytes, rel=1e-4)
 
 
 KERNELS = {

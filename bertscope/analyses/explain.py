@@ -340,10 +340,9 @@ def _under(steps: tuple[Step, ...], path: str, layers: int) -> tuple[Step, ...]:
     every, layer = LayerRange(0, max(layers - 1, 0)), layers_in(path)
     wanted = with_layers(path, lambda numbers: numbers if numbers.is_run or numbers.first not in every else every)
     wanted = wanted.removeprefix("bert.")
-    chosen = []
+    chosen, begins = [], (f"{wanted}.", f"{wanted}-", f"{wanted}/")
     for step in steps if wanted else ():
         names = (step.group, step.name, step.tf_name, step.path.removeprefix("bert."))
-        begins = (f"{wanted}.", f"{wanted}-", f"{wanted}/")
         if any(name == wanted or name.startswith(begins) or f".{wanted}." in name for name in names):
             if layer and layers > 1 and wanted != path.removeprefix("bert."):  # of the layer with that number
                 names_of_layer: dict[str, Any] = {

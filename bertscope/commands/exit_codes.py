@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from bertscope.errors import Reason, SourceError, naming, one_line, shown, told
-from bertscope.processes.folders import COMPILE_VARIABLE, compile_folder
+from bertscope.processes.folders import compile_cache
 from bertscope.processes.signals import Leave, catch, is_debug, received
 
 INTERNAL, HANGUP, INTERRUPT, READER_GONE, TERMINATED = 70, 129, 130, 141, 143
@@ -181,4 +181,4 @@ class CompileFolder:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Set the variable before the module that reads it."""
         if name == "torch._inductor.runtime.cache_dir_utils":
-            os.environ[COMPILE_VARIABLE] = os.environ.get(COMPILE_VARIABLE) or compile_folder()
+            os.environ.update(compile_cache())

@@ -173,8 +173,7 @@ def keep_adapters_in_fp32(module: nn.Module) -> None:
     for inner in module.modules():
         for path, param in inner.named_parameters() if hasattr(inner, "base_layer") else ():
             if not path.startswith("base_layer."):
+                # The conversion of peft 0.12 to 0.21 forgets that AdaLoRA's rank is constant.
                 if path.startswith("ranknum") and param.itemsize < 4:
-                    param.requires_grad_(
-                        True
-                    )  # peft 0.12 to 0.21 loses in its conversion that AdaLoRA's rank is constant
+                    param.requires_grad_(True)
                 param.data = param.data.float()

@@ -12,7 +12,7 @@ from typing import IO
 from bertscope.errors import WorkerError
 from bertscope.processes import signals
 
-COMPILE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _PREFIX, _LOCK = "bertscope-", "bertscope.lock"
 
 
@@ -52,12 +52,14 @@ def compile_folder() -> str:
     return folder.name
 
 
-def compile_environment() -> dict[str, str]:
-    """Return the variables with which torch.compile writes into `compile_folder`, or where the user wants it to.
+def compile_cache() -> dict[str, str]:
+    """Return the variable with which torch.compile keeps code in `compile_folder`, or where the user wants it to."""
+    return {_COMPILED: os.environ.get(_COMPILED) or compile_folder()}
 
-    Precompiled headers are in the folder for temporary files, whatever the first variable says.
-    """
-    return {COMPILE_VARIABLE: os.environ.get(COMPILE_VARIABLE) or compile_folder(), "TMPDIR": compile_folder()}
+
+def compile_environment() -> dict[str, str]:
+    """Return that variable and the folder for temporary files, where precompiled headers are in any case."""
+    return compile_cache() | {"TMPDIR": compile_folder()}
 
 
 def locked(folder: Path) -> IO[bytes] | None:

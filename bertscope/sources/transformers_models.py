@@ -29,6 +29,7 @@ from bertscope.errors import (
     SourceError,
     importing,
     name_of,
+    needs_extra,
     suggestion,
 )
 from bertscope.files import Mapping as Entries
@@ -435,11 +436,9 @@ def quiet_transformers(purpose: str = "a model of another family", *, stands_in:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", BertscopeWarning)
-        try:
-            with importing("transformers", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "TQDM_"):
-                import transformers
-        except ImportError:
-            raise MissingExtraError(purpose, "transformers") from None
+        prefixes = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "TQDM_")
+        with needs_extra(purpose, "transformers"), importing("transformers", *prefixes):
+            import transformers
         logging: Any = transformers.logging
         with ExitStack() as stack:
             stack.callback(logging.set_verbosity, logging.get_verbosity())

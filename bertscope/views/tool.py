@@ -47,8 +47,7 @@ def _failures(report: reports.CheckReport, target: Target = Target()) -> str:  #
 
 
 def _is_preset(report: reports.CheckReport) -> bool:
-    paths = [finding.path for finding in report.findings]
-    return report.files == 1 and bool(paths) and not paths[0].endswith(EXPECTATIONS)
+    return report.files == 1 and bool(report.findings) and not report.findings[0].path.endswith(EXPECTATIONS)
 
 
 def _summary(report: reports.CheckReport) -> str:
