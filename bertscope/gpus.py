@@ -179,7 +179,7 @@ def find_gpu(name: str) -> Gpu:
 
 def typed_prices(text: str) -> dict[str, float]:
     """Return the price of an hour of each GPU in `t4=0.35,l4=0.71`; raises SelectionError for any other text."""
-    pair_form = r"\s*([^=]+)=\s*([0-9]{1,6}(?:\.[0-9]{1,9})?)\s*"
+    pair_form = r"\s*([^=]+)=\s*([0-9]{1,6}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*"
     pairs = [re.fullmatch(pair_form, part, re.ASCII) for part in text.split(",")]
     prices = {find_gpu(pair[1]).name: float(pair[2]) for pair in pairs if pair and float(pair[2])}
     if len(prices) < len(pairs):

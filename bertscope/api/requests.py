@@ -12,7 +12,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from bertscope.config import POSITIONS
-from bertscope.errors import SelectionError, typed_arguments
+from bertscope.errors import SelectionError, one_line, typed_arguments
 from bertscope.gpus import find_device
 from bertscope.reports.memory import TrainingFile, TrainingKey
 from bertscope.reports.plan import PlanReport
@@ -295,6 +295,8 @@ def gpu_here(*index: int) -> tuple[str, int] | None:
 
 def limit_on(gpu: str | int) -> Source:
     """Return the limit of a GPU: its name, the index of one here, or its memory in bytes or as text such as 16GiB."""
+    if not isinstance(gpu, (str, int)) or isinstance(gpu, bool):
+        raise SelectionError(f"fits takes a GPU's name, an index, bytes or 16GiB; got {one_line(repr(gpu), limit=60)}")
     limit: dict[str, Any] = {"gpu": gpu, "device": CUDA}
     if isinstance(gpu, int) and gpu < 1024:  # a larger number is its bytes
         here = gpu_here(gpu)

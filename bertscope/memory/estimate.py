@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from inspect import signature
 from typing import Any
 from unittest.mock import patch
 
@@ -40,7 +39,7 @@ from bertscope.sources.model_source import ModelSource, all_parameters, built_fo
 from bertscope.torch_access import compiled_paths, nn, torch, tree_map, value_errors, without_compiler
 from bertscope.tracing.fake_tensors import fake_copy, fake_like, fake_tensors
 from bertscope.tracing.flops import step_flops
-from bertscope.tracing.inputs import inputs_for, loss_of, running, running_module
+from bertscope.tracing.inputs import arguments, inputs_for, loss_of, running, running_module
 from bertscope.tracing.losses import loss_function
 from bertscope.tracing.module_tree import read, row_paths, subject, totals
 from bertscope.tracing.repeat import RAN, LayerStack, layer_stacks, shortened
@@ -292,24 +291,18 @@ class _Evaluation(ModelStep):
 
 
 def named_inputs(inputs: Any, loss: Callable[..., Any] | None) -> tuple[dict[str, Any], Loss]:
-    """Return the inputs by name, and the function that computes the loss from them.
-
-    `loss` takes the module and its inputs or, with one parameter, the module's output.
-    """
+    """Return the inputs by name, and the function that computes the loss from them; `loss` takes module and inputs."""
     is_named = isinstance(inputs, Mapping)
     tensors = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     named = dict(inputs) if is_named else {f"input {number}": value for number, value in enumerate(tensors)}
-    try:
-        takes = signature(loss).parameters.values() if loss is not None else ()
-    except (TypeError, ValueError):  # some callables have none
-        takes = ()
-    by_position = [item for item in takes if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
-    if loss is not None and len([item for item in by_position if item.default is item.empty]) != 1:
-        return named, loss
 
     def call(module: nn.Module, batch: dict[str, Any]) -> Any:
-        output = module(**batch) if is_named else module(*batch.values())
-        return loss(output) if loss is not None else loss_of(output)[0]
+        values = tuple(batch.values())
+        given: Any = batch if is_named else values if isinstance(inputs, (tuple, list)) else values[0]
+        if loss is not None:
+            return loss(module, given)
+        args, kwargs = arguments(given)
+        return loss_of(module(*args, **kwargs))[0]
 
     return named, call
 

@@ -58,6 +58,11 @@ _TORCHVISION = (
     r"(alexnet|convnext|densenet|efficientnet|googlenet|inception|mobilenet|resnet|resnext|swin|vgg|wide_resnet)\w*"
 )
 _CONFIGS = ("adapter_config.json", "config.json")
+# A page of the hub, and the model's name in its address.
+_PAGE = re.compile(
+    r"(?:(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?:models/)?([^?#]+?)/*"
+    r"(?:/(?:tree|blob|resolve|raw|discussions|commits)(?:/.*)?)?(?:[?#].*)?"
+)
 
 
 def is_hub_name(name: str) -> bool:
@@ -238,6 +243,9 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> ModelSource:
     if not name.strip():
         hint = f"give a preset, a file or module:attribute; {LISTED}"
         raise SourceError(f"the name of a model is empty; {hint}")
+    page = _PAGE.fullmatch(name.strip())
+    if page and is_hub_name(page[1]):
+        return _on_hub(page[1], download, is_base)
     if preset := preset_paths().get(name):
         return _preset(preset)
     location = _place(name)
@@ -248,6 +256,10 @@ def _find(name: str, download: bool, *, is_base: bool = False) -> ModelSource:
     is_path = location.path.suffix in _SUFFIXES or location.has_weights or name.startswith((".", "~", os.sep))
     if location.exists or is_path:
         return _read(location, is_base)
+    return _on_hub(name.strip().rstrip("/"), download, is_base)
+
+
+def _on_hub(name: str, download: bool, is_base: bool) -> ModelSource:
     if preset := presets_by_alias().get(name.lower()):
         return _preset(preset)
     folder = fetched_folder(name) if download else cached_folder(name)

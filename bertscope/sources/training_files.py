@@ -22,6 +22,7 @@ from bertscope.errors import (
     BertscopeError,
     BertscopeWarning,
     ConfigError,
+    SelectionError,
     SourceError,
     name_of,
     one_line,
@@ -313,8 +314,8 @@ class Prices(Record, kw_only=False):
 def read_prices(prices: str) -> Prices:
     """Return the prices in `t4=0.35,l4=0.71` or in a YAML file with `date`, `currency` and `prices`.
 
-    Warns of a file older than OLD_DAYS. Raises SourceError for a file without prices or date, SelectionError for an
-    unknown GPU.
+    Warns of a file older than OLD_DAYS. Raises SourceError for a file without prices or date, SelectionError for a
+    wrong text.
     """
     if "=" in prices:
         return Prices(typed_prices(prices))
@@ -328,13 +329,23 @@ def read_prices(prices: str) -> Prices:
     for name, entry in entries["prices"].mapping("prices").items():
         if type(entry.value) not in (int, float) or not 0 < entry.value < 1e6:
             raise entry.error(f"{name} must be the price of an hour, a number above 0")
-        hours[find_gpu(name).name] = float(entry.value)
+        try:
+            gpu = find_gpu(name).name
+        except SelectionError as error:
+            raise error.at(entry.where) from None
+        if gpu in hours:
+            raise entry.error(f"{gpu} has two prices; keep one")
+        hours[gpu] = float(entry.value)
+    if not hours:
+        raise entries["prices"].error("prices is empty; add a line for each GPU, such as t4: 0.35")
     is_short = lambda text: isinstance(text, str) and len(text) < 9  # noqa: E731
     currency: str = entries.checked("currency", "", is_short, "a short word")
     try:
         age = (date.today() - date.fromisoformat(str(entries["date"].value))).days
     except ValueError:
         raise entries["date"].error("date must be the day of the prices, such as 2026-11-28") from None
+    if age < -1:  # one day ahead it may be elsewhere
+        raise entries["date"].error("date is in the future; write the day of the prices")
     if age > OLD_DAYS:
         warnings.warn(BertscopeWarning(f"the prices in {path} are {age:,} days old; look them up again"), stacklevel=2)
     return Prices(hours, currency)

@@ -334,9 +334,9 @@ class OperatorResults:
         if name.startswith("_foreach_") and args and args[0] and all(map(self.is_plain, args[0])):
             if name.endswith("_"):
                 return None
-            of_one = getattr(torch.ops.aten, name.removeprefix("_foreach_"), None)
+            of_one = getattr(getattr(torch.ops.aten, name.removeprefix("_foreach_"), None), "default", None)
             if of_one is not None and len(args) == 1 and not kwargs:
-                return [self.run(of_one.default, (tensor,), {}) for tensor in args[0]]
+                return [self.run(of_one, (tensor,), {}) for tensor in args[0]]
         if operator is torch.ops.aten.cat.default and len(args) == 1 and all(map(self.is_plain, args[0])):
             first = args[0][0]
             rows = [(part.shape[1:], part.dtype, part.is_contiguous()) for part in args[0]]

@@ -7,6 +7,7 @@ the last hidden state (pooling.py), and the loss. The batch has a list for each 
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from inspect import signature
 from itertools import islice, pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from bertscope.settings.run_config import RunConfig
 from bertscope.settings.training import MODEL, loss_parts, predicts_next
 from bertscope.sources.model_source import ModelSource, as_source_error
 from bertscope.torch_access import always, nn, torch, tree_map
+from bertscope.tracing.inputs import arguments
 
 Batch = dict[str, Any]
 _SCALE, _MARGIN = 20.0, 5  # `scale` and `triplet_margin` of the classes
@@ -50,8 +52,7 @@ def loss_function(run_config: RunConfig, *, is_short: bool = False) -> Callable[
     With `is_short` two of equal mini-batches run; the others only leave their embeddings.
     """
     if isinstance(run_config.loss, CodeObject):
-        function: Callable[[nn.Module, Batch], Any] = run_config.loss.value
-        return function
+        return _of_inputs(run_config.loss.value)
     name, argument = loss_parts(run_config.loss)
     if name == MODEL:
         return partial(chunked, chunks=run_config.loss_chunks) if run_config.loss_chunks else None
@@ -60,6 +61,23 @@ def loss_function(run_config: RunConfig, *, is_short: bool = False) -> Callable[
         "reranker": {"group": run_config.texts},
     }
     return partial(_FUNCTIONS[name], **options.get(name, {}))
+
+
+def _of_inputs(function: Callable[..., Any]) -> Callable[[nn.Module, Any], Any]:
+    """Return a caller's loss as a function of the module and its inputs; with one parameter it takes the output."""
+    try:
+        takes = signature(function).parameters.values()
+    except (TypeError, ValueError):  # some callables have none
+        return function
+    by_position = [item for item in takes if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    if len([item for item in by_position if item.default is item.empty]) != 1:
+        return function
+
+    def of_output(module: nn.Module, inputs: Any) -> Any:
+        args, kwargs = arguments(inputs)
+        return function(module(*args, **kwargs))
+
+    return of_output
 
 
 def _advice(model: nn.Module, of_bert: str, otherwise: str) -> tuple[str, str]:

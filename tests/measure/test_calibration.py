@@ -19,7 +19,7 @@ from bertscope.calibrations import (
     read_calibration,
     user_folder,
 )
-from bertscope.errors import BertscopeWarning, SourceError
+from bertscope.errors import BertscopeError, BertscopeWarning, SourceError
 from bertscope.gpus import find_device, find_gpu, peak_flops
 from bertscope.measure import profile
 from bertscope.measure import profile_worker as measuring
@@ -453,7 +453,7 @@ def test_an_epoch_costs_its_hours_by_the_price_and_the_cheapest_gpu_is_first(cli
     assert times["rtx-a5000"] is None  # without published rates nothing is made up
     assert times["t4"].epoch_cost_low == pytest.approx(100 * times["t4"].step.low_seconds * 0.0001)
     assert times["l4"].epoch_cost_high == pytest.approx(100 * times["l4"].step.high_seconds * 0.0002)
-    words = ("fit", "bert-base-uncased", "--gpu", "rtx-a5000,l4,t4", "--price", "t4=0.36", "--batch", "32",
+    words = ("fit", "bert-base-uncased", "--gpu", "rtx-a5000,l4,t4", "--price", "t4=.36", "--batch", "32",
              "--seq", "64", "--precision", "fp32", "--checkpointing", "none", "--sequences", "3200")  # fmt: skip
     printed = cli(*words).out
     assert printed.startswith("Cost of an epoch: t4, under 0.01; no price or time is known for rtx-a5000 and l4.\n")
@@ -463,6 +463,20 @@ def test_an_epoch_costs_its_hours_by_the_price_and_the_cheapest_gpu_is_first(cli
     assert "epoch cost" in cli(*step, "--sequences", "100").out
     (tmp_path / "lengths.txt").write_text("64\n128\n" * 32)
     assert "epoch cost" in cli(*step, "--lengths", tmp_path / "lengths.txt").out
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    (PRICES.replace("2020", "2920"), "yaml:1: date is in the future"),
+    (PRICES.replace("NVIDIA L4", "T4"), "yaml:5: t4 has two prices"),
+    (PRICES.replace("NVIDIA L4", "l44"), "yaml:5: unknown GPU 'l44'"),
+    (PRICES.replace("0.36", "-1"), "yaml:4: t4 must be the price of an hour"),
+    (PRICES.split("  t4")[0].strip() + " {}", "yaml:3: prices is empty"),
+    (PRICES.replace("date: 2020-02-02", ""), "yaml:1: lacks date"),
+])  # fmt: skip
+def test_a_wrong_file_of_prices_is_refused_at_its_line(wrong, said, tmp_path):
+    (tmp_path / "prices.yaml").write_text(wrong)
+    with pytest.raises(BertscopeError, match=said):
+        bertscope.fit("bert-tiny", gpu="t4", sequences=10, price=str(tmp_path / "prices.yaml"))
 
 
 def test_plan_shows_the_time_of_each_plan_on_a_calibrated_card_without_being_asked(cli, stored):

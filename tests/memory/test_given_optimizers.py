@@ -62,6 +62,23 @@ class Lookahead(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none)
 
 
+class Started(torch.optim.Optimizer):
+    """As Prodigy keeps where it began, if that is not 0, and LAMB reads norms."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            torch._foreach_norm(group["params"])
+            for param in group["params"]:
+                state = self.state[param]
+                if not state:
+                    state["start"] = param.clone() if param.any() else torch.tensor(0.0)
+                param.sub_(param.grad, alpha=0.1)
+
+
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
@@ -110,17 +127,21 @@ OPTIMIZERS = {
     "RMSprop, centered": partial(torch.optim.RMSprop, centered=True, momentum=0.5, foreach=True),
     "masters": Masters,
     "Lookahead": Lookahead,
+    "Started": Started,
 }
 
 
-# With `masters` the peak of the convolutions is in backward, whose scratch on a CPU is not counted.
-CASES = [(model, name) for model in MODELS for name in OPTIMIZERS if (model, name) != ("images", "masters")]
+# With `masters` the peak of the convolutions is in backward, whose scratch on a CPU is not counted. All models but the
+# LSTM begin with parameters of 0, of which fake tensors do not know.
+ABSENT = [("images", "masters"), ("encoder", "Started"), ("images", "Started"), ("transformers", "Started")]
+CASES = [(model, name) for model in MODELS for name in OPTIMIZERS if (model, name) not in ABSENT]
 FEW = [
     ("encoder", "Lookahead"),
     ("images", "SGD with momentum"),
     ("images", "Adafactor"),
     ("LSTM", "RMSprop, centered"),
     ("LSTM", "masters"),
+    ("LSTM", "Started"),
     ("transformers", "AdamW, amsgrad"),
 ]
 
@@ -244,6 +265,9 @@ def test_the_fields_that_rfc_108_asks_for():
     assert report.fits(2**30)
     assert report.fits("1GiB")
     assert not report.fits(2**20)
+    for wrong in (1.5, None, [], True):
+        with pytest.raises(BertscopeError, match="fits takes a GPU's name, an index, bytes"):
+            report.fits(wrong)
     on_t4 = bertscope.estimate(model, torch.zeros(8, 32, 64), optimizer=optimizer, gpu="t4")
     assert on_t4.gpu_bytes > on_t4.reserved_bytes >= on_t4.peak_bytes
     assert on_t4.fits("a100-80gb")
@@ -338,6 +362,8 @@ def test_fit_and_plan_take_an_object():
     words = {**given, "optimizer": "sgd", "momentum": 0.9}
     report = bertscope.fit(model, "20MiB", **given)
     assert report.batch == bertscope.fit(model, "20MiB", **words).batch > 8
+    for loss in (lambda output: output.sum(), lambda module, inputs: module(inputs).sum()):
+        assert bertscope.fit(model, "20MiB", **given, loss=loss).batch == report.batch
 
 
 def test_trainingarguments_are_taken_as_an_object(tmp_path):

@@ -128,6 +128,17 @@ def test_the_error_on_a_name_without_a_preset_is_one_line_that_says_how():
             find(name)
 
 
+@pytest.mark.parametrize("address", ["https://hf.co/mine.yaml", "https://hf.co/../mine.yaml", "hf://os:system"])
+def test_the_address_of_a_page_names_neither_a_file_nor_code(address, tmp_path, monkeypatch):
+    (tmp_path / "below").mkdir()
+    for folder in (tmp_path, tmp_path / "below"):
+        (folder / "mine.yaml").write_bytes(preset_paths()["bert-tiny"].read_bytes())
+    monkeypatch.chdir(tmp_path / "below")
+    assert find("mine.yaml").name
+    with pytest.raises(BertscopeError, match=r"^(no preset or file named|there is no file|[^ ]* cannot be read)"):
+        find(address)
+
+
 def test_no_name_is_that_of_two_presets():
     names = [name.lower() for row in bertscope.presets().rows for name in {row.name.lower(), *row.hub_names}]
     assert len(names) == len(set(names))
