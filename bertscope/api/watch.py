@@ -53,6 +53,7 @@ _PRECISIONS = {row.torch_name: name for name, row in PRECISIONS.items()}
 
 
 _ONE_RECORDS = Lock()
+_STEP = torch.optim.Optimizer.profile_hook_step(print).__code__  # of the function around a class's step, with its hooks
 
 
 def _warn(text: str) -> None:
@@ -251,7 +252,7 @@ class watch:
 
     def _stepped(self) -> None:
         """Go on at the end of an optimizer step: record the second, time those that follow."""
-        if self.is_over:
+        if self.is_over or self._is_inner():
             return
         if self.measured is None and not self.is_recording:
             self._record()
@@ -269,6 +270,14 @@ class watch:
         self.ends.append(time.perf_counter())
         if len(self.ends) > self.timed:
             self._finish()
+
+    def _is_inner(self) -> bool:
+        """Return True at the end of `super().step()` in a step, which has hooks too."""
+        frame, steps = currentframe(), 0
+        while frame is not None:
+            steps += frame.f_code is _STEP and frame.f_locals.get("self") is self.optimizer
+            frame = frame.f_back
+        return steps > 1
 
     def _record(self) -> None:
         if not _ONE_RECORDS.acquire(blocking=False):  # another one in this process, which replaces functions of torch
@@ -365,8 +374,8 @@ class watch:
             cost = replace(self.measured.cost, time=took)
             variant = replace(variant, measured=replace(self.measured, cost=cost))
         self.report = replace(self.report, variants=(variant,))
-        if self.show is not None:
-            self.show(f"{self.report}")
+        if (show := self.show) is not None:
+            self._guarded(lambda: show(f"{self.report}"), lambda error: _warn(f"the report is not shown: {error!r}"))
 
     def _save(self) -> None:
         """Write the calibration, with the GPU's rates, which are measured when the training is over."""

@@ -298,10 +298,10 @@ def named_inputs(inputs: Any, loss: Callable[..., Any] | None) -> tuple[dict[str
 
     def call(module: nn.Module, batch: dict[str, Any]) -> Any:
         values = tuple(batch.values())
-        given: Any = batch if is_named else values if isinstance(inputs, (tuple, list)) else values[0]
+        taken: Any = batch if is_named else values if isinstance(inputs, (tuple, list)) else values[0]
         if loss is not None:
-            return loss(module, given)
-        args, kwargs = arguments(given)
+            return loss(module, taken)
+        args, kwargs = arguments(taken)
         return loss_of(module(*args, **kwargs))[0]
 
     return named, call

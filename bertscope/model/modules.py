@@ -104,17 +104,20 @@ def require_gradients(model: Any) -> None:
         embeddings().register_forward_hook(lambda module, inputs, output: output.requires_grad_(True))
 
 
-def copied(module: nn.Module, device: str) -> nn.Module:
-    """Return a copy of a module whose tensors are on a device."""
+def copied(module: nn.Module, device: str | None = None) -> nn.Module:
+    """Return a copy of a module on a device. On the same one it shares the parameters' memory.
+
+    It never shares buffers: a forward pass writes running statistics into them.
+    """
     memo: dict[int, Any] = {}
     attributes = (value for part in module.modules() for value in vars(part).values())
     values = (value for value in attributes if isinstance(value, torch.Tensor))  # such as the weight of weight_norm
     for tensor in (*module.parameters(), *module.buffers(), *values):
         if nn.parameter.is_lazy(tensor):
             continue
-        moved = tensor.detach().to(device)
+        moved = tensor.detach().to(device or tensor.device)
         is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
+        memo[id(tensor)] = nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved.clone()
     return copy.deepcopy(module, memo)
 
 

@@ -158,10 +158,16 @@ def run_without_values(
                 f"are at most {bytes_text(MAX_REAL_BYTES)}"
             ) from None
     _clear_caches(model)
-    with running(source, model, "the CPU", described), at_most_real_bytes(limit):
+    with running(source, model, "the CPU", described), at_most_real_bytes(limit), random_state_kept():
         result = run(build("cpu"), with_values(model, inputs))
     say_once(f"{source.name}: its forward reads values, so it ran on the CPU with random inputs")
     return result
+
+
+def random_state_kept(*modules: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Return a context that leaves the state of torch's random numbers, on the GPUs of the modules too."""
+    params = (param for module in modules for param in module.parameters())
+    return torch.random.fork_rng({param.device for param in params if param.is_cuda})
 
 
 def _clear_caches(model: nn.Module) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from bertscope.config import BertConfig
 from bertscope.errors import SelectionError, name_of
+from bertscope.model.modules import copied
 from bertscope.reports.base import as_data, to_json
 from bertscope.reports.json import from_json, not_negative
 from bertscope.reports.memory import BACKWARD, FORWARD, RECOMPUTE
@@ -42,6 +43,7 @@ from bertscope.tracing.fake_tensors import (
     fake_copy,
     mark_valid,
     on_meta,
+    random_state_kept,
     run_without_values,
 )
 from bertscope.tracing.inputs import arguments, inputs_for, loss_of, running_module
@@ -184,9 +186,9 @@ PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str | None = None) -> FlopsReport:
     """Count the work of one run of any module; `inputs` is a tensor, a tuple, or a dictionary of keywords.
 
-    The module runs on meta tensors, which compute and allocate nothing; a module that cannot run on meta runs on its
-    own tensors. One multiply-add counts as 2 FLOPs in `matmul_flops`, as in torch.utils.flop_counter. Mode
-    "training" adds the operators of the backward pass.
+    The module runs on meta tensors, which compute and allocate nothing; if it cannot, a copy runs with its parameters'
+    values. One multiply-add counts as 2 FLOPs in `matmul_flops`, as in torch.utils.flop_counter. Mode "training" adds
+    the operators of the backward pass.
     """
     if mode not in MODES:
         raise SelectionError(f"mode must be one of {', '.join(MODES)}; got {mode!r}")
@@ -197,7 +199,8 @@ def flops(module: nn.Module, inputs: Any, *, mode: str = "inference", name: str 
         except (RuntimeError, TypeError):  # of torch, for tensors without values
             if any(parameter.is_meta for parameter in module.parameters()):
                 raise
-            recorded, loss = run_as_it_is(module, inputs, training)
+            with random_state_kept(module):
+                recorded, loss = run_as_it_is(copied(module), inputs, training)
     return flops_report(module, recorded, name, mode=mode, checkpointing=NONE, batch=None, seq=None, loss=loss)
 
 

@@ -86,8 +86,10 @@ def test_a_failure_inside_ends_no_training(name, strict, monkeypatch):
         warnings.simplefilter("error" if strict else "always", BertscopeWarning)
         with bertscope.watch(model, optimizer, show=broken if name == "show" else None):
             assert len(train(model, optimizer)) == 8
-    said = "no calibration is written" if name == "_save" else "no longer watched"
-    assert strict or any(f"{said}: RuntimeError: broken" in str(item.message) for item in noted)
+    said = {"_save": "no calibration is written: RuntimeError: broken",
+            "show": "the report is not shown: RuntimeError('broken')"}  # fmt: skip
+    said = said.get(name, "no longer watched: RuntimeError: broken")
+    assert strict or any(said in str(item.message) for item in noted)
     assert not any(hooks_of(model, optimizer))
     assert _get_current_dispatch_mode() is None
 
@@ -111,6 +113,23 @@ def test_an_exception_of_the_loop_passes_unchanged(fails_at):
         train(model, optimizer, fails_at=fails_at)
     assert not any(hooks_of(model, optimizer))
     assert _get_current_dispatch_mode() is None
+
+
+def test_a_step_that_calls_the_step_of_its_base_class_is_one_step():
+    """torch gives hooks to both."""
+
+    class Called(torch.optim.AdamW):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    torch.optim.AdamW(encoder().parameters())  # from here on its step has hooks
+    model = encoder()
+    optimizer = Called(model.parameters())
+    with bertscope.watch(model, optimizer, show=None, loss=mean_square) as watched:
+        train(model, optimizer)
+    row = watched.report["none"]
+    assert row.error == 0.0
+    assert min(row.timing.step_seconds) > 0.1 * max(row.timing.step_seconds)
 
 
 def test_the_watched_model_may_be_copied_and_pickled_and_its_optimizer_have_other_hooks():
@@ -231,10 +250,19 @@ def test_a_calibration_that_cannot_be_written_leaves_the_training_and_its_report
 @pytest.mark.usefixtures("on_cuda")
 def test_on_cuda_torch_s_counters_are_the_measurement_and_the_calibration(tmp_path):
     model = encoder()
-    optimizer, file = torch.optim.AdamW(model.parameters()), tmp_path / "t4.json"
-    with bertscope.watch(model, optimizer, show=None, loss=mean_square, save=file) as watched:
+    optimizer, file, said = torch.optim.AdamW(model.parameters()), tmp_path / "t4.json", []
+
+    def show(text):
+        said.append(text)
+        raise OSError("No space left on device")
+
+    with (
+        pytest.warns(BertscopeWarning, match="the report is not shown: OSError"),
+        bertscope.watch(model, optimizer, show=show, loss=mean_square, save=file) as watched,
+    ):
         train(model, optimizer)
     row = watched.report["none"]
+    assert said == [str(watched.report)]  # of which the failure leaves the calibration
     assert row.measured.cost.reserved_bytes == 12 * 2**20
     assert row.measured.cost.max_allocated_bytes == row.measured.cost.peak_bytes == 10 * 2**20
     assert row.estimated.cost.reserved_bytes > row.estimated.cost.peak_bytes

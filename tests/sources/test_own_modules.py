@@ -11,6 +11,9 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import bertscope
+from bertscope.settings.run_config import RunConfig
+from bertscope.sources.find import source_of
+from bertscope.tracing.flops import step_flops
 from bertscope.tracing.inputs import inputs_for
 from tests.conftest import EVERY_CASE, run_python
 
@@ -339,3 +342,29 @@ def test_an_error_of_forward_is_a_bertscope_error_in_python_that_keeps_its_cause
     with pytest.raises(bertscope.BertscopeError, match="KeyError") as found:
         run()
     assert isinstance(found.value.__cause__, KeyError)
+
+
+class ReadsValues(nn.Module):
+    """A forward pass that needs values, and leaves traces."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.calls = nn.Linear(8, 4), nn.BatchNorm1d(4), []
+
+    def forward(self, x):
+        self.calls.append(x.sum().item())
+        return self.norm(F.dropout(self.linear(x)))
+
+
+@pytest.mark.filterwarnings("ignore:.*reads values")
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_module_whose_values_are_needed_stays_as_it_is_too(mode):
+    module = ReadsValues()
+    before, state = {name: value.clone() for name, value in module.state_dict().items()}, torch.get_rng_state()
+    assert bertscope.flops(module, torch.ones(2, 8), mode=mode).rows[0].forward.matmul_flops == 2 * 2 * 8 * 4
+    assert bertscope.tree(module, inputs=torch.ones(2, 8))["linear"].outputs[0].shape == (2, 4)
+    step_flops(source_of(module, inputs=torch.ones(2, 8)), RunConfig(batch=2, mode=mode))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert not module.calls
+    assert module.linear.weight.grad is None
