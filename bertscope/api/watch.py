@@ -189,6 +189,7 @@ class watch:
         self.model, self.optimizer, self.timed, self.save, self.show = model, optimizer, steps, save, show
         self.given, self.recording = settings, ExitStack()
         self.hook: Any = None  # on the optimizer
+        self.index = -1  # of the GPU
         self.frame: Any = None  # of a loop that may end with an exception and not tell
         self._reset()
 
@@ -213,7 +214,8 @@ class watch:
 
     def _guarded(self, run: Callable[[], Any], fail: Callable[[Exception], Any] | None = None) -> None:
         try:
-            run()
+            with torch.cuda.device(self.index):  # whose counters torch reads; the loop may leave another one current
+                run()
         except Exception as error:
             (fail or self._fail)(error)
 
@@ -234,7 +236,7 @@ class watch:
     def _begin(self) -> None:
         self._reset()
         param = next(self.model.parameters())
-        self.device = CUDA if param.is_cuda else CPU
+        self.device, self.index = (CUDA, param.get_device()) if param.is_cuda else (CPU, -1)
         self.precision = _PRECISIONS.get(str(param.dtype).removeprefix("torch."), "")
         self.hook = self.optimizer.register_step_post_hook(lambda *_: self._guarded(self._stepped))
 

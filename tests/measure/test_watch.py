@@ -274,6 +274,28 @@ def test_on_cuda_torch_s_counters_are_the_measurement_and_the_calibration(tmp_pa
     assert "MFU" in watched.report.to_markdown()
 
 
+@pytest.mark.usefixtures("on_cuda")
+def test_the_counters_are_those_of_the_gpu_with_the_model(monkeypatch):
+    """A loop may train on cuda:1 and leave cuda:0 the current device."""
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    for name in ("max_memory_allocated", "max_memory_reserved", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 2**20 * (1 + current[-1]))
+    monkeypatch.setattr(torch.cuda, "device", device)
+    model = encoder()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with bertscope.watch(model, optimizer, show=None, loss=mean_square) as watched:
+        watched.index = 1
+        train(model, optimizer)
+    assert watched.report["none"].measured.cost.peak_bytes == 2 * 2**20
+
+
 def test_on_a_cpu_no_calibration_is_written(tmp_path):
     model = encoder()
     optimizer = torch.optim.AdamW(model.parameters())
