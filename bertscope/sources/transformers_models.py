@@ -157,6 +157,8 @@ def _strings(value: Any) -> list[str]:
 
 _OWN_FORM = "params.json"  # of Meta's and Mistral's own code
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+# RoBERTa's files have the keys of a BERT, and its positions begin at 2.
+_ROBERTA = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 
 
 @cache
@@ -187,6 +189,12 @@ def check_family(members: Mapping[str, Any]) -> None:
         names = ", ".join(map(str, strange[:3])) + " ..." * (len(strange) > 3)
         verb = "is not a key" if len(strange) == 1 else "are not keys"
         raise ConfigError(f"there is no model_type, and {names} {verb} of a BERT; {remedy}", field=strange[0])
+    if members.items() >= _ROBERTA.items():
+        raise ConfigError(
+            'there is no model_type, and its token ids are RoBERTa\'s; add "model_type" with its family, roberta or '
+            'camembert; "bert" if it is one',
+            field="pad_token_id",
+        )
     if absent := [name for name in _NEEDED if name not in members]:
         raise ConfigError(
             f"there is no model_type, and no {', '.join(absent)} as in a BERT's config.json; give the file of a model, "

@@ -56,15 +56,17 @@ def silence():
 
 
 # Families whose files have the keys of a BERT and no others, so that one without its model type is a BERT's.
-AS_BERT = {"bert", "roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "data2vec-text", "roberta-prelayernorm",
-           "bert-generation", "megatron-bert"}  # fmt: skip
+AS_BERT = {"bert", "bert-generation", "megatron-bert"}
 
 
-@pytest.mark.parametrize("model_type", sorted({family for family, *_ in FAMILIES} | AS_BERT))
+@pytest.mark.parametrize(
+    "model_type", sorted({family for family, *_ in FAMILIES} | AS_BERT | {"roberta", "camembert", "xlm-roberta-xl"})
+)
 def test_a_file_of_another_family_without_its_model_type_is_no_bert(model_type):
     if model_type not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
     settings = next((settings for family, _, settings, *_ in FAMILIES if family == model_type), {})
+    settings = {key: value for key, value in settings.items() if not key.endswith("token_id")}
     members = transformers.CONFIG_MAPPING[model_type].from_dict(deepcopy(settings)).to_dict()
     members = {key: value for key, value in members.items() if key not in ("model_type", "architectures")}
     if model_type in AS_BERT:
