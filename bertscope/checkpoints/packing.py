@@ -3,8 +3,8 @@
 A packing is a row: the packed tensor's name, its scales' and zero points' names, and a function that derives the
 weight's shape and dtype. Sources: bitsandbytes 0.50 (`QuantState`, `Int8Params`), AutoGPTQ 0.7 and GPTQModel
 (`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`, `WQLinear_GEMV`), compressed-tensors 0.20 (`compressors`), transformers'
-`Mxfp4`, modelopt's NVFP4, torchao 0.15 (`flatten_tensor_state_dict`), optimum-quanto 0.2 (`QTensor`), onnxruntime 1.32
-(`quantize_dynamic`, `MatMulNBitsQuantizer`).
+`Mxfp4`, modelopt's NVFP4, torchao 0.15 (`flatten_tensor_state_dict`), torch.ao, optimum-quanto 0.2 (`QTensor`),
+onnxruntime 1.32 (`quantize_dynamic`, `MatMulNBitsQuantizer`).
 """
 
 import json
@@ -58,6 +58,12 @@ def _whole(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
     """Return a weight with an integer per element; its scales are in other tensors."""
     packed = next(iter(parts.values()))
     return (packed.dtype, packed.shape) if packed.dtype.lstrip("u") in ("int8", "int4") else None
+
+
+def _quantized_tensor(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
+    """Return a weight of torch's quantized dtypes; scale and zero point beside it are those of activations."""
+    packed = next(iter(parts.values()))
+    return (packed.dtype, packed.shape) if packed.dtype.startswith(("qint", "quint")) else None
 
 
 def _gptq(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
@@ -144,6 +150,8 @@ _PACKINGS = (
     _Packing("torchao", "_weight_qdata", "weight", ("_weight_scale",), _scaled, ("_weight_zero_point",)),
     _Packing("quanto", "weight._data", "weight", ("weight._scale",), _scaled, _INPUTS),
     _Packing("quanto", "weight._data._data", "weight", ("weight._scale",), _quanto, ("weight._shift", *_INPUTS)),
+    *(_Packing("torch.ao", main, "weight", ("scale",), _quantized_tensor, ("zero_point",))
+      for main in ("weight", "_packed_params._packed_params.0")),
     _Packing("MXFP4", "_blocks", "", ("_scales",), _blocks),
     _Packing("onnxruntime", "_quantized", "", ("_scale",), _whole, ("_zero_point",), ("onnx",)),
     *(_Packing("onnxruntime", end, "", ("_scales",), _blocks, ("_zero_points",), ("onnx",))

@@ -109,12 +109,13 @@ def test_a_value_that_is_no_table_is_said_to_be_none(tmp_path, saved):
     assert "it holds no table of tensors" in result.err
 
 
-def test_quantized_tensors_of_torch_are_counted_in_their_dtype(tmp_path):
-    weight = torch.quantize_per_tensor(torch.ones(4, 6), 0.1, 0, torch.qint8)
-    torch.save({"fc.scale": torch.tensor(1.0), "fc._packed_params._packed_params": (weight, torch.ones(4))},
-               tmp_path / "q.pt")  # fmt: skip
-    found = run_cli("count", tmp_path / "q.pt", "--format", "json").json["stored"]
-    assert {row["dtype"]: row["params"] for row in found["dtypes"]} == {"qint8": 24, "float32": 5}
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_layer_that_torch_quantized_has_the_parameters_of_the_layer(tmp_path):
+    layer = torch.nn.Linear(6, 4)
+    torch.save(torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(layer)).state_dict(), tmp_path / "q.pt")
+    stored = run_cli("count", tmp_path / "q.pt", "--format", "json").json["stored"]
+    assert {row["dtype"]: row["params"] for row in stored["dtypes"]} == {"qint8": 24, "float32": 4}
+    assert sum(row["params"] for row in stored["dtypes"]) == sum(tensor.numel() for tensor in layer.parameters())
 
 
 def written(path, shape):
