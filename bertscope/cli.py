@@ -83,14 +83,13 @@ def start() -> int:
 
 
 def _show_warning(
-    notes: set[str], message: Warning | str, category: type[Warning], *position: object, **options: object
+    shown: set[str], message: Warning | str, category: type[Warning], *position: object, **options: object
 ) -> None:
-    """Print a warning of bertscope as a note, once, and any other warning unchanged."""
-    if not isinstance(message, BertscopeWarning):
-        print(message, file=sys.stderr)
-    elif (note := f"note: {one_line(message.args[0])}") not in notes:
-        notes.add(note)
-        print(note, file=sys.stderr)
+    """Print a warning once, of bertscope as a note and any other unchanged."""
+    text = f"note: {one_line(message.args[0])}" if isinstance(message, BertscopeWarning) else str(message)
+    if text not in shown:
+        shown.add(text)
+        print(text, file=sys.stderr)
 
 
 def _run() -> int:
