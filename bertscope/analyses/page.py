@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from bertscope import __version__
@@ -139,6 +140,8 @@ def model_part(
 
     The fit table has all `variants`. The other parts describe the step of those in the first precision.
     """
+    if "seq" in (idle := idle_sizes(source, variants[0].input)):
+        variants = [variant.changed(seq=1) for variant in variants]
     run_config = variants[0]
     of_first = [variant for variant in variants if variant.precision == run_config.precision]
     batch, seq, inputs = run_config.batch, run_config.seq, run_config.input
@@ -148,14 +151,14 @@ def model_part(
         modules = tree(model, name=source.name)
     most = positions(base_model_of(model))
     lengths = tuple(length for length in LENGTHS if length <= most < MAX_SIZE)  # an own module may have any limit
-    idle = idle_sizes(source, inputs)
     sizes = tuple(dict.fromkeys((seq, *(lengths if "seq" not in idle else ()))))
     work = FlopsRun(source=source, run=RunConfig(mode=INFERENCE, input=inputs))
     training = FlopsRun(source=source, run=run_config.counted(mode=TRAINING, checkpointing=NONE))
     with stage(f"{source.name}, FLOPs"):
         flops, training_flops = flops_model(work, (batch,), sizes), flops_model(training, (batch,), (seq,))
     run_inputs = ForwardInputs(batch=batch, seq=seq, input=inputs)
-    forward = _dataflow(source, model, "", run_inputs)
+    length = {"seq": None} if "seq" in idle else {}
+    forward = _dataflow(source, model, "", run_inputs, **length)
     repeated = (node.path for node in forward.nodes if node.copies > 1) if forward else iter(())
     layer = f"{source.layer_path}.0" if source.layers else next(repeated, "")
     simulator = Simulator(source)
@@ -165,7 +168,10 @@ def model_part(
     if memory is not None and has_fit:  # the search verifies that layers repeat, for the estimate too
         with stage(f"{source.name}, fit"):
             fit, for_batch = (
-                fit_report(limited, variants, batch=size, tries_other_head=False, is_exact=False)
+                replace(
+                    fit_report(limited, variants, batch=size, tries_other_head=False, is_exact=False),
+                    length_given="seq" in idle,
+                )
                 for size in (None, batch)
             )
             plain = [row for row in for_batch.rows if row.checkpointing == NONE]
@@ -187,12 +193,14 @@ def model_part(
         batch_fit=for_batch,
         plan=plan,
         forward=forward,
-        layer=_dataflow(source, model, layer, run_inputs) if layer else None,
+        layer=_dataflow(source, model, layer, run_inputs, **length) if layer else None,
         idle=tuple(sorted(idle)),
     )
 
 
-def _dataflow(source: ModelSource, model: nn.Module, path: str, run_inputs: ForwardInputs) -> GraphReport | None:
+def _dataflow(
+    source: ModelSource, model: nn.Module, path: str, run_inputs: ForwardInputs, **changes: Any
+) -> GraphReport | None:
     with suppress(BertscopeError), source.confined(), redirect_stdout(sys.stderr):  # it does not run the layer
-        return forward_diagram(model, path, name=source.name, forward_inputs=run_inputs)
+        return replace(forward_diagram(model, path, name=source.name, forward_inputs=run_inputs), **changes)
     return None

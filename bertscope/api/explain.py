@@ -84,7 +84,9 @@ def explain(
 
 def _without_idle_length(report: _SizedReport, model: Any, tensors: Any, described: Collection[str]) -> _SizedReport:
     """Return the report without the length where it changes no input."""
-    is_idle = tensors is not None or (described and "seq" in idle_sizes(source_of(model), described))
+    source = source_of(model)
+    is_known = described or not source.has_own_dtypes
+    is_idle = tensors is not None or (is_known and "seq" in idle_sizes(source, described))
     return replace(report, seq=None) if is_idle and not isinstance(report, ClassReport) else report
 
 
@@ -193,4 +195,4 @@ def flops(
         raise SelectionError(f"FLOPs depend on mode {INFERENCE} or {TRAINING}; got {runs[0].mode}")
     points = [tuple(dict.fromkeys(getattr(run, key) for run in runs)) for key in ("batch", "seq", "checkpointing")]
     report = work.flops_model(work.FlopsRun(source=source, run=replace(runs[0], batch=1, seq=1)), *points)
-    return replace(report, seq=None) if runs[0].input and points[1] == (1,) else report
+    return replace(report, seq=None) if fixed.get("seq") == 1 else report

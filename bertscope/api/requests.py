@@ -166,7 +166,7 @@ def with_own_sizes(run_config: RunConfig, source: ModelSource, inputs: Any = Non
     The length is the second size of a tensor of tokens, and else 1.
     """
     texts = run_config.input if source.has_own_dtypes else ()
-    if inputs is None and not texts:
+    if inputs is None and not texts and (source.has_own_dtypes or source.bert_config is not None):
         return run_config
     from bertscope.tracing import inputs as run_inputs
     from bertscope.tracing.log import tensors
@@ -175,10 +175,10 @@ def with_own_sizes(run_config: RunConfig, source: ModelSource, inputs: Any = Non
     if inputs is None:
         inputs = run_inputs.described_inputs(texts, run_config.batch, run_config.seq)
     first = next((item for item in tensors(inputs) if item.ndim), None)
-    if first is None:
-        return run_config
-    is_tokens = first.ndim > 1 and not first.is_floating_point()
-    sizes = {"batch": first.shape[0], "seq": first.shape[1] if is_tokens else 1}
+    sizes = dict.fromkeys(idle, 1)
+    if first is not None:
+        is_tokens = first.ndim > 1 and not first.is_floating_point()
+        sizes |= {"batch": first.shape[0], "seq": first.shape[1] if is_tokens else 1}
     return run_config.changed(**{name: sizes[name] for name in idle})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -50,6 +50,12 @@ class Subject(Record):
     def adapters(self) -> str:
         """Return the adapters in words, such as `LoRA r=8,alpha=16` or `IA3`; an empty text without any."""
         return f"LoRA {self.lora}" if self.lora and "=" in self.lora else self.lora or ""
+
+
+def reads_words(config: Mapping[str, Any]) -> bool:
+    """Return True if a configuration, or one inside it, has a vocabulary; images have no sequence length."""
+    parts = (part for part in config.values() if isinstance(part, Mapping))
+    return "vocab_size" in config or any(map(reads_words, parts))
 
 
 class Note(Record):

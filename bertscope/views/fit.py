@@ -42,7 +42,7 @@ def columns(report: FitReport) -> list[Column]:
         step.parts_csv(),
         csv_only(values("next_peak_bytes")),
         Column("tokens", lambda row: count_text(row.batch * row.seq) if row.fits else "", right=True,
-               detail=report.run.mode != INFERENCE, shown=searched),
+               detail=report.run.mode != INFERENCE, shown=searched and not report.length_given),
         csv_only(values("other_head_answer")),
     ]  # fmt: skip
 
@@ -98,7 +98,7 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
             first = [count_text(plain.batch), (_exactly("unrounded ", plain), 3), ", or "]
         exact = _exactly("" if first and _exactly("", plain) else "unrounded ", row)
         how = f" {how}{', none without' * (not plain.batch)}"
-        if plain is row and report.run.mode == INFERENCE:
+        if plain is row and report.run.mode == INFERENCE and not report.length_given:
             how = f", {count_text(row.batch * row.seq)} tokens"
         capacity = (f" ({bytes_text(row.cost.limit_bytes or 0)})" * bool(report.gpu), 1)
         return f"Largest batch {on}", capacity, f"{precision}: ", *first, batch, (exact, 3), how, time

@@ -103,7 +103,7 @@ def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fac
 
 
 def _sizes(report: MemoryReport) -> list[str]:
-    return [*step.sizes(report.run, report.inputs_given), step.precision_text(report, report.run.precision)]
+    return [*step.sizes(report), step.precision_text(report, report.run.precision)]
 
 
 def _settings(report: MemoryReport) -> str:

@@ -204,8 +204,8 @@ def _options(settings: dict[str, Any]) -> str:
 
 
 def _sizes(report: PlanReport) -> list[str]:
-    run, batch = report.run, "" if report.batch_total else f"batch {count_text(report.run.batch)}"
-    return [batch, f"seq {run.seq}", step.precision_text(report, run.precision)]
+    sizes = step.sizes(report)[bool(report.batch_total) :]
+    return [*sizes, step.precision_text(report, report.run.precision)]
 
 
 def _settings(report: PlanReport) -> str:
@@ -385,10 +385,10 @@ def _about(report: PlanReport, run: RunConfig, row: PlanRow, into: str) -> str:
     table = rows(RunConfig)
     left = [row_words(name, value) for name, value in changed(run).items() if into not in table[name].emitted]
     tools = (f"bertscope {subject.bertscope_version}", f"torch {subject.torch_version}", subject.implementation or "")
-    listed = ", ".join(left)
+    listed, listed_sizes = ", ".join(left), ", ".join([f"batch {row.batch}", *step.sizes(report)[1:]])
     text = visible(
         f"{f'Recompute layers of {subject.name!a}: {row.checkpointing}' if row.lists else f'Train {subject.name!a}'}. "
-        f"Peak {bytes_text(row.peak_bytes)} {step.limit_text(report)} with batch {row.batch} x {run.seq}, "
+        f"Peak {bytes_text(row.peak_bytes)} {step.limit_text(report)} with {listed_sizes}, "
         f"{', '.join(f'{name} {value}' for name, value in settings.items() if value)}. "
         f"{f'Not in this code: {listed}. ' * bool(listed)}Made with {', '.join(filter(None, tools))}."
     )

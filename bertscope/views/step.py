@@ -12,7 +12,7 @@ from typing import Any
 
 from bertscope.errors import named, one_line
 from bertscope.gpus import half_precision
-from bertscope.reports.base import PYTHON_ONLY
+from bertscope.reports.base import PYTHON_ONLY, reads_words
 from bertscope.reports.memory import EVALUATING, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, RunHistory, StepCost, StepTime, TimeRange
 from bertscope.settings.generate import changed, row_words
@@ -362,16 +362,20 @@ def part_name(part: str) -> str:
     return _PART_NAMES.get(part, part.replace("_", " "))
 
 
-def run_text(run: RunConfig, *, inputs_given: bool = False) -> str:
+def run_text(report: Any) -> str:
     """Return `training, batch 8, seq 512, fp32, optimizer adamw, cpu`; with given inputs there are no sizes."""
-    facts = [run.mode, *sizes(run, inputs_given), precision_name(run.precision), *loop_words(run), run.device]
+    run = report.run
+    facts = [run.mode, *sizes(report), precision_name(run.precision), *loop_words(run), run.device]
     return ", ".join(facts)
 
 
-def sizes(run: RunConfig, inputs_given: bool) -> list[str]:
-    """Return the batch and the length of a run in words."""
-    texts = [] if inputs_given else [f"batch {count_text(run.batch)}", f"seq {count_text(run.seq)}"]
-    return texts[:1] if run.input and run.seq == 1 else texts  # an input without a length
+def sizes(report: Any) -> list[str]:
+    """Return the batch and the length of a run in words, as far as its inputs follow them."""
+    run, config = report.run, report.subject.config
+    if getattr(report, "inputs_given", False):
+        return []
+    has_length = run.seq != 1 or not (run.input or (config and not reads_words(config)))
+    return [f"batch {count_text(run.batch)}", *[f"seq {count_text(run.seq)}"] * has_length]
 
 
 def precision_name(precision: str) -> str:

@@ -146,7 +146,7 @@ def _figure(report: MemoryReport) -> Any:
     columns = min(len(picture.panels), 2) or 1
     rows = -(-len(picture.panels) // columns) or 1
     figure = Figure(figsize=(columns * _PANEL_INCHES[0], rows * _PANEL_INCHES[1] + 1), layout="constrained")
-    heading = title(report), run_text(report.run, inputs_given=report.inputs_given)
+    heading = title(report), run_text(report)
     figure.suptitle("\n".join(line for text in heading for line in textwrap.wrap(text, 70 * columns)), fontsize=11)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for panel, axes in zip(picture.panels, grid.flat, strict=False):
@@ -238,7 +238,7 @@ class Chart:
 
 def memory_charts(report: MemoryReport, *, with_parts: bool = False) -> dict[str, Any]:
     """Return what a page shows: a chart for each variant, and the peaks as a table, if wanted with their parts."""
-    picture, run = pictured(report), run_text(report.run, inputs_given=report.inputs_given)
+    picture, run = pictured(report), run_text(report)
     known = [(variant, memory) for variant in report.variants if (memory := variant.memory)]
     obtained = {memory.obtained for _, memory in known}
     rows = ((variant, phase, phase == memory.peak) for variant, memory in known for phase in memory.phases)

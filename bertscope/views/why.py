@@ -212,7 +212,7 @@ def _settings(report: WhyReport) -> str:
         return f"{one_line(report.name, limit=60)}: {moment}"
     run = report.run
     changes = [row_words(name, value) for name, value in changed(run).items() if name not in _SAID]
-    texts = [*sizes(run, False), precision_text(report, run.precision), run.optimizer, _with(run.checkpointing).strip()]
+    texts = [*sizes(report), precision_text(report, run.precision), run.optimizer, _with(run.checkpointing).strip()]
     step = ", ".join([report.subject.architecture, *filter(None, [*texts, *changes])])
     return f"{one_line(report.name, limit=60)}: {moment}\nestimate: {one_line(report.subject.name, limit=60)}, {step}"
 

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 import re
 
 import pytest
@@ -187,6 +188,20 @@ def test_a_keyword_for_what_the_inputs_determine_is_refused(name, keyword):
     budget = {"budget": "1GiB"} if name in ("fit", "fits", "plan") else {}
     with pytest.raises(SelectionError, match=keyword):
         getattr(bertscope, name)(torch.nn.Linear(4, 4), input_size=(1, 4), **budget, **{keyword: 9})
+
+
+def test_a_configuration_of_images_has_no_sequence_length_in_any_answer(cli, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    (tmp_path / "vit.json").write_text(json.dumps({"model_type": "vit", "image_size": 32, "patch_size": 16, **sizes}))
+    budget = ("--budget", "64MiB", "--batch", "2")
+    for command in (("estimate",), ("fit", *budget), ("plan", *budget), ("flops",), ("explain",), ("tree", "--shapes")):
+        answer = cli(command[0], tmp_path / "vit.json", *command[1:], *["-v"] * (command[0] != "explain"))
+        assert answer.code == 0
+        assert not re.search(r"\bseq\b|tokens|sequence length", answer.out), command
+        if command[0] != "tree":
+            refused = cli(command[0], tmp_path / "vit.json", *command[1:], "--seq", "64")
+            assert (refused.code, refused.out) == (2, ""), command
+            assert "no size of an input is S" in refused.err
 
 
 def test_a_size_that_no_described_input_has_is_refused_in_python_and_in_every_kind_of_file(cli, own_code, tmp_path):

@@ -127,7 +127,7 @@ def verdict(model: ModelPart) -> dict[str, Any]:
     has_no_effect = any(size >= peaks[0] for size in peaks[1:])
     rows = [("Checkpointing", [*conclusions(memory)])] * has_no_effect
     if question is None or fit is None:
-        answer, heading, assumption = "unasked", peak_answer(memory), f"{subtitle(memory)}, {run_text(memory.run)}"
+        answer, heading, assumption = "unasked", peak_answer(memory), f"{subtitle(memory)}, {run_text(memory)}"
     else:
         answer, heading, assumption = question.answer, fit_words.verdict(question), assumed(fit)
         batches = ((row, count_text(row.batch) if row.fits else "none") for row in fit.rows)
