@@ -61,7 +61,7 @@ def _whole(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
 
 
 def _quantized_tensor(parts: Parts, values: Mapping[str, bytes]) -> Weight | None:
-    """Return a weight of torch's quantized dtypes; scale and zero point beside it are those of activations."""
+    """Return a weight of torch's quantized dtypes; scale and zero point next to it are the activations'."""
     packed = next(iter(parts.values()))
     return (packed.dtype, packed.shape) if packed.dtype.startswith(("qint", "quint")) else None
 
