@@ -17,7 +17,7 @@ from bertscope.commands.registry import Color, CommandGroup, Debug, NoCache
 from bertscope.errors import BertscopeWarning, SelectionError, in_a_sentence, naming, nearest, one_line
 from bertscope.settings.rows import near_word, rows
 from bertscope.settings.run_config import CACHE_VARIABLE, SWEPT
-from bertscope.views.console import choose_color
+from bertscope.views.console import choose_color, program_folders
 
 _CODES = ", ".join(f"{code} {text.partition(' (')[0]}" for code, text in EXIT_CODES.items())
 app = typer.Typer(
@@ -75,6 +75,7 @@ def options(
 def start() -> int:
     """Set environment variables for libraries, run the command line, and return its exit code."""
     sys.meta_path.insert(0, CompileFolder())
+    os.environ["PATH"] = program_folders()  # for git, nvidia-smi and compilers, and for child processes
     if "--download" not in sys.argv:  # no library uses the network
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     warnings.showwarning = partial(_show_warning, set())

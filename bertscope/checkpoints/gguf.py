@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 
 from bertscope.checkpoints.files import OpenFile, Placed, StoredFile
+from bertscope.errors import SourceError
 from bertscope.reports.checkpoint import StoredTensor
 from bertscope.units import decimal
 
@@ -62,8 +63,10 @@ def splits(path: Path) -> list[Path]:
     """Return the files that llama.cpp has split a model into, by the name of one; else this file."""
     match = _SPLIT.fullmatch(path.name)
     count = int(match[3]) if match else 0
-    if match is None or not 0 < count <= MAX_SPLITS:
+    if match is None or not count:
         return [path]
+    if count > MAX_SPLITS:
+        raise SourceError(f"{path} is one of {count:,} splits; at most {MAX_SPLITS:,} are read")
     return [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
 
 

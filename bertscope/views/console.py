@@ -41,6 +41,11 @@ def choose_color(choice: Color) -> None:
     _chosen[0] = choice
 
 
+def program_folders() -> str:
+    """Return PATH without empty and relative folders, in which programs of the working directory would run."""
+    return os.pathsep.join(filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep)))
+
+
 def stdout_target() -> Target:
     """Return the target for standard output, by --color, NO_COLOR, FORCE_COLOR, TERM, COLUMNS and the terminal."""
     return _target_of(sys.stdout)

@@ -1,6 +1,5 @@
 """The formats of `diagram`: Mermaid, DOT (Graphviz's language), and pictures that Graphviz draws from it."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from bertscope.reports.diagram import ClassBox, ClassReport, DiagramEdge, Diagra
 from bertscope.units import count_text, html_text, tensors_text, visible
 from bertscope.views import footer
 from bertscope.views.columns import copies_text
+from bertscope.views.console import program_folders
 from bertscope.views.page.templating import filled, markup
 
 MAX_EDGES = 500  # mermaid's maxEdges; with more, a flowchart does not parse
@@ -238,10 +238,8 @@ def _drawn(text: str) -> str:
 
 
 def _drawn_by_program(text: str) -> str:
-    # An empty or relative entry means the working directory, whose `dot` may be anyone's.
-    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    program = shutil.which("dot", path=os.pathsep.join(filter(os.path.isabs, entries)))
-    if program is None or not os.path.isabs(program):
+    program = shutil.which("dot", path=program_folders())
+    if program is None:
         if sys.version_info < (3, 11):  # for which the extra has no package
             raise BertscopeError(
                 f"{name_of('to_svg()')} or html needs Graphviz on Python 3.10: install its program `dot`"

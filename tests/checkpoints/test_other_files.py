@@ -427,6 +427,8 @@ def test_a_split_that_is_absent_is_named(cli, tmp_path):
     result = cli("count", write(tmp_path / "m-00001-of-00900.gguf", gguf({})))
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "m-00002-of-00900.gguf cannot be read: No such file" in result.err
+    result = cli("count", write(tmp_path / "m-00001-of-01001.gguf", gguf({})))
+    assert (result.code, "one of 1,001 splits; at most 1,000 are read" in result.err) == (2, True)
 
 
 def test_a_latest_that_names_another_folder_is_not_followed(cli, tmp_path):

@@ -229,6 +229,16 @@ def test_dot_is_not_taken_from_the_working_directory(cli, monkeypatch, tmp_path)
     assert not (tmp_path / "canary").exists()
 
 
+def test_git_is_not_taken_from_the_working_directory_either(tmp_path):
+    (tmp_path / "git").write_text("#!/bin/sh\n: > canary\n")
+    (tmp_path / "git").chmod(0o755)
+    environment = ENV | {"PATH": f":.:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = run_python("from bertscope.__main__ import main; main()", "diff", "--base", "HEAD", "x.json", cwd=tmp_path,
+                      env=environment)  # fmt: skip
+    assert (done.returncode, one_line(done.stderr, 2), "git failed: fatal" in done.stderr) == (2, True, True)
+    assert not (tmp_path / "canary").exists()
+
+
 # ---- streams ------------------------------------------------------------------------------------
 
 SAID = {"help": ("count", "--help"), "version": ("--version",), "data": ("presets",), "completion": ()}

@@ -35,7 +35,7 @@ from bertscope.reports.plan import PlanReport
 from bertscope.settings.request import Combination, Request, Source, read_settings, unknown_setting
 from bertscope.settings.rows import permits_of, rows, with_permits
 from bertscope.settings.run_config import QUESTIONS, STORED, SWEPT, Limit, RunConfig
-from bertscope.sources.find import DEFAULT_MODEL, find
+from bertscope.sources.find import DEFAULT_MODEL, find, teachers
 from bertscope.sources.model_source import ModelSource, source_from_data
 from bertscope.tracing.cache import choose_threads, default_threads
 
@@ -61,11 +61,11 @@ def read_grid(grid: str | os.PathLike[str] | Mapping[str, Any], *, allow_code: b
         source, where = read_settings(grid, compared=KEYS, records=SWEPT, permit=True), ""
     else:
         source, where = _read_file(Path(grid), allow_code), f"{Path(grid)}:1"
-    for name in source["model"].values if "model" in source else ():
+    for name, models in {"model": find, "loss": teachers}.items():
         try:
-            find(name)
+            list(map(models, source[name].values if name in source else ()))
         except BertscopeError as error:
-            raise error.at(source["model"].where) from None
+            raise error.at(source[name].where) from None
     sizes = {name: len(value.values) for name, value in source.items()}
     if prod(sizes.values()) > MAX_POINTS:
         shown = " x ".join(f"{size} {name}" for name, size in sizes.items() if size > 1)
