@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertscope.errors import SelectionError, SourceError, name_of, suggestion
+from bertscope.errors import SelectionError, SourceError, name_of, needs_extra, suggestion
 from bertscope.files import open_file, readable
 from bertscope.progress import progress
 from bertscope.settings.rows import MAX_SIZE
@@ -178,8 +178,8 @@ def _tokenizer(name: str) -> Callable[[list[str]], Iterable[int]]:
             f"{name[:100]}: there is no tokenizer.json; give a folder with one, or a model in the Hugging Face cache"
         )
     with readable(file):
-        from tokenizers import Tokenizer
-
+        with needs_extra(name_of("tokenizer"), "transformers"):
+            from tokenizers import Tokenizer
         with open_file(file, "give a tokenizer.json") as stream:
             tokenizer = Tokenizer.from_buffer(stream.read())
     tokenizer.no_truncation()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bertscope
-from bertscope.errors import BertscopeError, SourceError
+from bertscope.errors import BertscopeError, MissingExtraError
 from bertscope.memory.caching_allocator import Requests, history
 from bertscope.memory.lengths import LengthSteps
 from bertscope.memory.simulator import Simulator
@@ -149,7 +149,9 @@ def test_a_package_that_only_some_files_need_is_named_if_it_is_missing(tmp_path:
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "texts.jsonl").write_text('{"text": "a b"}\n')
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(SourceError, match="pip install --upgrade tokenizers"):
+    with pytest.raises(
+        MissingExtraError, match=r"needs the extra 'transformers': pip install 'bertscope\[transformers\]'"
+    ):
         _read(str(tmp_path / "texts.jsonl"), "text", str(tmp_path))  # as the child does
 
 
