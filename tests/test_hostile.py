@@ -200,6 +200,9 @@ def test_a_command_to_paste_has_names_of_files_in_quotes(cli, tmp_path, monkeypa
     assert f"bertscope why '{name}.log' MODEL" in why.out
     assert f"bertscope check --write '{name}.bertscope.yaml'" in check.out + check.err
     assert f"bertscope count '{name}.safetensors'" in cli("estimate", f"{name}.safetensors").err
+    (folder := Path("a\n  touch RAN\n")).mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    assert r"bertscope estimate 'a\n  touch RAN\n'" in cli("count", folder).out
 
 
 @pytest.mark.parametrize("name", hostile.NAMES)

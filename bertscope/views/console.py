@@ -83,7 +83,7 @@ def command_text(
     A change to None leaves an option out. `python` is other code than the call; `model` is the name in a report.
     """
     if (command_of := _command_of.get()) is not None:
-        return command_of(name, changes)
+        return visible(command_of(name, changes))  # a name in it cannot add a line to paste
     if python:
         return python
     settings = (f"{key}={value!r}" for key, value in {**keywords, **changes}.items() if value is not None)
