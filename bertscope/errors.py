@@ -193,6 +193,13 @@ def typed_arguments(function: Function, *passed_on: Callable[..., Any]) -> Funct
     return checked  # type: ignore[return-value]
 
 
+def refuse_negative(**numbers: int | None) -> None:
+    """Raise SelectionError for a keyword's number below 0."""
+    for name, number in numbers.items():
+        if number is not None and number < 0:
+            raise SelectionError(f"{name_of(name)} takes a whole number of at least 0; got {number}")
+
+
 class _Unknown:
     """Stand-in for what only type checkers import; it may be anything."""
 

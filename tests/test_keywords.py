@@ -276,6 +276,14 @@ def test_a_keyword_that_no_function_has_is_refused(call):
         getattr(bertscope, name)(*args, **base, depht=1)
 
 
+@pytest.mark.parametrize(("name", "wrong"), [
+    ("count", {"quantize": "x"}), ("tree", {"depth": -1}), ("summary", {"depth": -1}), ("diagram", {"depth": -1})],
+    ids=str)  # fmt: skip
+def test_a_value_that_the_command_refuses_is_refused_in_python(name, wrong):
+    with pytest.raises(bertscope.BertscopeError, match=rf"^{next(iter(wrong))} takes"):
+        getattr(bertscope, name)(CONFIG, **wrong)
+
+
 @pytest.mark.parametrize("limit", [{"gpu": "t4"}, {"budget": "1GiB"}])
 def test_the_price_of_no_gpu_in_use_is_refused(limit):
     with pytest.raises(bertscope.BertscopeError, match=r"price (lacks t4; add it, or give|needs) gpu l4"):

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from bertscope.api.requests import built, public_function, shapes_of_run
+from bertscope.errors import refuse_negative
 from bertscope.reports.modules import CountReport, TreeReport
+from bertscope.settings.request import read_settings
 from bertscope.settings.run_config import STORED
 from bertscope.sources.find import Model, stored_alone
 
@@ -92,6 +94,7 @@ def summary(  # type: ignore[misc]  # `input_size`, or the inputs, may be given 
         is_data = isinstance(input_size, Mapping) or hasattr(input_size, "dtype")
         is_data = is_data or (isinstance(input_size, Sequence) and any(hasattr(item, "dtype") for item in input_size))
         run["input_data" if is_data else "input_size"] = input_size
+    refuse_negative(depth=depth)
     return tree(model, **run).to_torchinfo(depth, col_names)
 
 
@@ -106,6 +109,8 @@ def _counted(
     quantize: str = STORED,
 ) -> Any:
     """Return the report on a file with tensors and no configuration by its header, else that on a model."""
+    refuse_negative(depth=options.get("depth"))
+    read_settings({"quantize": quantize})
     if checkpoint := stored_alone(model, **named, **run):
         from bertscope.checkpoints.reading import stored_report
 

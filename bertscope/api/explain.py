@@ -12,7 +12,7 @@ from bertscope.analyses import explain as steps
 from bertscope.analyses.dataflow import ForwardInputs
 from bertscope.api import requests
 from bertscope.api.requests import public_function
-from bertscope.errors import SelectionError, name_of
+from bertscope.errors import SelectionError, name_of, refuse_negative
 from bertscope.model.bert import BertModel, BertPreTrainedModel
 from bertscope.model.lora import PeftModel, base_model_of
 from bertscope.reports.diagram import ClassReport, GraphReport
@@ -142,6 +142,7 @@ def diagram(
         if not is_bert:
             unused = f"{name_of('cache')} and {name_of('head_mask')} have an effect on a BERT only"
         raise SelectionError(f"{unused}; leave them out")
+    refuse_negative(depth=depth)
     draw = diagrams.KINDS[kind]
     arguments = {"depth": depth, "direction": direction, "forward_inputs": forward_inputs, "inputs": tensors, **options}
     arguments = {key: value for key, value in arguments.items() if value is not None and value is not False}

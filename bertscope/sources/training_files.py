@@ -277,7 +277,7 @@ def _finite(value: Any) -> Any:
 
 # ---- plan files: the JSON of `bertscope plan`, whose first plan other commands take ----
 
-_WANTED_PLAN = "give what 'bertscope plan ... --emit json' wrote"
+_WANTED_PLAN = "give what 'bertscope plan' wrote as JSON"
 
 
 def read_plan(path: str | os.PathLike[str]) -> PlanReport:
