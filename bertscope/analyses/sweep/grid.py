@@ -9,7 +9,7 @@ import gc
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, field, replace
 from functools import cache, lru_cache
@@ -61,9 +61,10 @@ def read_grid(grid: str | os.PathLike[str] | Mapping[str, Any], *, allow_code: b
         source, where = read_settings(grid, compared=KEYS, records=SWEPT, permit=True), ""
     else:
         source, where = _read_file(Path(grid), allow_code), f"{Path(grid)}:1"
-    for name, models in {"model": find, "loss": teachers}.items():
+    readers: dict[str, Callable[[str], Any]] = {"model": find, "loss": teachers}
+    for name in filter(source.__contains__, readers):
         try:
-            list(map(models, source[name].values if name in source else ()))
+            list(map(readers[name], source[name].values))
         except BertscopeError as error:
             raise error.at(source[name].where) from None
     sizes = {name: len(value.values) for name, value in source.items()}
