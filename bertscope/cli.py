@@ -134,7 +134,8 @@ def _usage(error: Any) -> int:
         message = f"{wrong[1]} {f'has no value {wrong[2]!r}; did you mean {near!r}?' if near else takes}"
     elif wrong := re.search(r"'(--?[^']*)'.*: '?(.*?)'? is not (?:in the range x>=([0-9]+)|a valid int)", message):
         low = f" of at least {wrong[3]}" if wrong[3] else ""
-        message = f"{wrong[1]} takes a whole number{low}; got {wrong[2]}"
+        dashes = f"; write {wrong[1]} with two dashes" * (wrong[1] == f"--{wrong[1][2]}{wrong[2]}")
+        message = f"{wrong[1]} takes a whole number{low}; got {wrong[2]}{dashes}"
     elif wrong := re.search(r"'(--?[^']*)' requires an argument", message):
         texts = [_first(row.help) for row in (ctx.command.params if ctx else ()) if wrong[1] in row.opts]
         message = f"{wrong[1]} needs a value: {in_a_sentence(texts[0] if texts else 'write it after the option')}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from bertscope.api.memory import gpu_for
 from bertscope.api.requests import public_function, request_of, resolved
 from bertscope.dry_run.script import ScriptRun, dry_run, fitted, starting_runs
-from bertscope.errors import SelectionError
+from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import CONTEXT_BYTES
-from bertscope.reports.run import RunFitReport, RunReport
+from bertscope.reports.run import ENDED_BY, RunFitReport, RunReport
 from bertscope.reports.step import ByteRange
 from bertscope.settings.request import Request
 
@@ -81,6 +82,10 @@ def run(
         if fit and budget is not None:
             return request.answer(fitted(wanted, fit, lambda one: once(one)[0], budget))
         report, snapshot = once(replace(wanted, seed=0 if dry.seeds > 1 else None))
+        if report.failure and len(report.refused_bytes) == 1:  # without a limit it shows what it needs
+            with suppress(BertscopeError):
+                unlimited = once(replace(wanted, limit_bytes=None, wants_snapshot=False))[0]
+                report = replace(unlimited, **{name: getattr(report, name) for name in ENDED_BY})
         reports = (once(replace(wanted, seed=seed, wants_snapshot=False))[0] for seed in range(1, dry.seeds))
         histories = report.histories + tuple(history for other in reports for history in other.histories)
         return request.answer(replace(report, histories=histories), snapshot=snapshot)

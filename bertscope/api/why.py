@@ -15,7 +15,7 @@ from bertscope.errors import BertscopeError, SelectionError
 from bertscope.gpus import Gpu
 from bertscope.memory.summary import for_gpu
 from bertscope.progress import expect
-from bertscope.reports.memory import FitReport
+from bertscope.reports.step import YES
 from bertscope.reports.why import BEFORE, MESSAGE, OOM, WhyFinding, WhyPart, WhyReport
 from bertscope.settings.checkpointing import FULL, NONE
 from bertscope.settings.generate import changed
@@ -90,7 +90,6 @@ def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
         for part in dict.fromkeys((*held, *sizes))
     )
     report = replace(report, parts=parts, subject=estimate.subject, run=run, gpu=gpu)
-    needed = memories[0].cost.gpu_bytes
     frees = max(memories[0].cost.peak_bytes - memories[-1].cost.peak_bytes, 0)  # by checkpointing
     findings = [
         finding for finding in report.findings if finding.key != "why_full"
@@ -99,7 +98,7 @@ def _compared(report: WhyReport, work: ModelRequest) -> WhyReport:
         if finding.key == "why_activations" and len(memories) > 1:
             values = {**finding.values, "size_frees": frees}
             findings[number] = replace(finding, frees_bytes=frees, values=values)
-    findings += [*_beyond(report), *_fitting(report, work.source, run, gpu, needed)]
+    findings += [*_beyond(report), *_fitting(report, work.source, run, gpu)]
     return replace(report, findings=main_first(findings, report.allocated_bytes))
 
 
@@ -129,9 +128,7 @@ def _beyond(report: WhyReport) -> Iterator[WhyFinding]:
             yield WhyFinding(key="why_beyond", frees_bytes=excess, values={"part": part.part, **sizes})
 
 
-def _fitting(
-    report: WhyReport, source: ModelSource, run: RunConfig, gpu: Gpu | None, needed: int
-) -> Iterator[WhyFinding]:
+def _fitting(report: WhyReport, source: ModelSource, run: RunConfig, gpu: Gpu | None) -> Iterator[WhyFinding]:
     """Yield the largest batches that fit on the GPU alone; that the step needs more than the GPU has comes first."""
     memory = gpu.memory_bytes if gpu else report.total_bytes
     if memory is None or report.moment != OOM:
@@ -142,10 +139,10 @@ def _fitting(
     settings |= {"seq": run.seq, "precision": run.precision}
     settings["checkpointing"] = [NONE, FULL] if run.checkpointing == NONE else [run.checkpointing]
     try:
-        fits_report: FitReport = fit(source, **settings)
+        batches = {row.checkpointing: row.batch for row in fit(source, **settings).rows}
+        cost = fit(source, batch=run.batch, **settings | {"checkpointing": [run.checkpointing]}).rows[0].cost
     except BertscopeError:  # a strategy that the model does not have
         return
-    batches = {row.checkpointing: row.batch for row in fits_report.rows}
-    is_short = batches.get(run.checkpointing, run.batch) < run.batch
-    values = {"size": needed, "size_total": memory, "asked": run.batch, "batches": batches}
-    yield WhyFinding(key="why_fits", frees_bytes=needed if is_short else 0, values=values)
+    values: dict[str, Any] = {"size": cost.gpu_bytes, "size_total": memory, "size_least": cost.least_bytes}
+    values |= {"asked": run.batch, "batches": batches, "verdict": cost.verdict}
+    yield WhyFinding(key="why_fits", frees_bytes=0 if cost.verdict == YES else cost.gpu_bytes, values=values)

@@ -197,6 +197,8 @@ class CommandLine(SimpleNamespace):
     def further(self, name: str, changes: Mapping[str, Any]) -> str:
         """Return another command's line with what was typed for this one that it takes too, and with changes."""
         command, line = COMMANDS[name], ["bertscope", name]
+        if name == self.command.name and changes.keys() <= {"timeline", "plot"} and all(map(self.given.get, changes)):
+            return ""  # it was typed
         if self.own_module is not None and (name in _RUNNING or changes.get("shapes")) and self._lacks_input:
             return ""
         options = self.given.keys() - {"model"} - set(self.command.settings)

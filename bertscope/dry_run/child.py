@@ -173,8 +173,7 @@ class Installed:
         sizes = tuple(size for size, _, _ in log.refused)
         if script_run.budget_bytes is not None and report.has_run:
             limits = script_run.budget_bytes, usable(script_run.budget_bytes, script_run.margin)
-            pairs = zip(vars(context).values(), limits, strict=True)
-            low, high = (max(reserved + size - limit, 0) for size, limit in pairs)
+            low, high = max(cost.least_bytes - limits[0], 0), max(cost.gpu_bytes - limits[1], 0)
             if failure and sizes:
                 low, high = sizes[-1], max(sizes[-1], high)
             shortfall = ByteRange(low_bytes=low, high_bytes=high)

@@ -49,6 +49,8 @@ def loop_script(source: ModelSource, run: RunConfig) -> str:
         raise SelectionError(f"{option} shows a loss in a loop that frees outputs, such as {name_of('loop')} trainer")
     bert = source.require(option)
     model = run_model(bert, run)
+    if run.mode == TRAINING and not any(param.requires_grad for param in model.parameters()):
+        raise SelectionError(f"nothing is trained in this loop; train adapters, such as {name_of('lora')} r=8")
     has_loss = any(part in name for name in meta_inputs(model, run) for part in _LOSSES)
     parts = [*_model(bert, run), *_batch(bert, model, run), *_optimizer(run)]
     if run.eval_batch:

@@ -9,6 +9,7 @@ from bertscope.reports.memory import Memory
 from bertscope.reports.step import CostRow, RunHistory, StepCost
 
 UNRECORDED = "the processes that it starts are not recorded"
+ENDED_BY = ("failure", "refused_bytes", "refused_lines")  # fields on the error that ended a script
 NOTHING_RAN = f"no model and no optimizer step ran on the GPU in this process; {UNRECORDED}"
 
 
@@ -54,7 +55,8 @@ class RunReport(TableReport[RunPhase], kind="run", rows_in="phases"):
     """A dry run's result: the peak of each phase on a simulated GPU.
 
     `memory` is about the step with the peak, as `estimate` reports one, and `cost` about the script, on a GPU with
-    all batches of its evaluation. `failure` is the error that ended the script.
+    all batches of its evaluation. `failure` is the error that ended the script; the rest is then of a second run
+    without limit, if that one did not fail.
     """
 
     script: str
@@ -83,6 +85,11 @@ class RunReport(TableReport[RunPhase], kind="run", rows_in="phases"):
     def has_run(self) -> bool:
         """Return True if a model or an optimizer step ran on the GPU, or what came before had no room there."""
         return self.updates > 0 or bool(self.failure) or any(phase.step for phase in self.phases)
+
+    @property
+    def is_cut(self) -> bool:
+        """Return True if the script ended where the GPU had no room, and no other run shows what it needs."""
+        return bool(self.failure and self.cost and self.cost.gpu_bytes <= (self.budget_bytes or 0))
 
     @property
     def answer(self) -> str:

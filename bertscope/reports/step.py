@@ -172,6 +172,11 @@ class StepCost(Record):
         return self.peak.peak_bytes
 
     @property
+    def least_bytes(self) -> int:
+        """Return what the step takes on the GPU with the smallest context and without fragmentation."""
+        return self.peak_bytes + self.workspace_bytes + self.context.low_bytes
+
+    @property
     def usable_bytes(self) -> int:
         """Return the limit's bytes without the margin; 0 without a limit."""
         return usable(self.limit_bytes or 0, self.margin)

@@ -1,5 +1,6 @@
 """The reports of `fit`, and of `estimate` and `fit` with `--lengths`, as a table, CSV and Markdown."""
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import isfinite
@@ -7,9 +8,9 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import as_sentence, in_a_sentence, named, one_line
-from bertscope.gpus import COMMON, GPUS, sdpa_kernel
+from bertscope.gpus import COMMON, sdpa_kernel
 from bertscope.reports.memory import FitReport, FitRow, LengthsReport, LengthsRow
-from bertscope.reports.step import NO, UNCERTAIN, YES, RunHistory, usable
+from bertscope.reports.step import NO, UNCERTAIN, YES, RunHistory
 from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.generate import row_words
 from bertscope.settings.parallelism import SINGLE
@@ -76,7 +77,7 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
     on = step.limit_text(report) + _at(report, row.seq) * (len({one.seq for one in report.rows}) > 1)
     several = len({one.precision for one in report.rows}) > 1
     how, precision = with_checkpointing(row.checkpointing), f" in {step.precision_name(row.precision)}" * several
-    need = f"{step.lacking(row.cost) if row.answer == NO else step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"
+    need = f"{step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"
     if report.batch_total is not None:
         strategy = "" if row.strategy == SINGLE else f" with {row.strategy}"
         gpus = f"{count_text(row.ranks)} x {report.gpu.name}" if report.gpu else f"{count_text(row.ranks)} ranks"
@@ -87,36 +88,28 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
         setting = f" ({how}, {row.precision})"
         return fits, (strategy, 2), each, (setting, 1), (f": {'' if row.fits else 'each '}{need}", 3)
     time, batch = (step.step_time(row.cost), 1), count_text(report.asked_batch or row.batch or 1)
+    same = [one for one in report.rows if (one.precision, one.seq) == (row.precision, row.seq)]
+    plain = next((one for one in same if one.checkpointing == NONE), row)
     if row.answer == YES and report.asked_batch:
-        need = f"{step.share_of(row.cost.gpu_bytes, row.cost.limit_bytes or 0)}{step.in_evaluation(row.cost)}"
-        return f"Yes: batch {batch} fits {on}{precision}", (f" {how}", 3), (f" ({need})", 2), time
+        without = f", {'may not fit' if plain.answer == UNCERTAIN else 'does not'} without" * (not plain.fits)
+        return f"Yes: batch {batch} fits {on}{precision}", (f" {how}", 4), (without, 3), (f": {need}", 2), time
     if row.batch and not report.asked_batch:
-        same = [one for one in report.rows if (one.precision, one.seq) == (row.precision, row.seq)]
-        plain = next((one for one in same if one.checkpointing == NONE), row)
-        first: list[step.Fact] = []
-        if plain.batch and plain is not row:
-            first = [count_text(plain.batch), (_exactly("unrounded ", plain), 3), ", or "]
-        exact = _exactly("" if first and _exactly("", plain) else "unrounded ", row)
+        first = f"{count_text(plain.batch)}, or " * (plain.batch > 0 and plain is not row)
         how = f" {how}{', none without' * (not plain.batch)}"
         if plain is row and report.run.mode == INFERENCE and not report.length_given:
             how = f", {count_text(row.batch * row.seq)} tokens"
-        capacity = (f" ({bytes_text(row.cost.limit_bytes or 0)})" * bool(report.gpu), 1)
-        return f"Largest batch {on}", capacity, f"{precision}: ", *first, batch, (exact, 3), how, time
+        return f"Largest batch {on}{precision}: {first}{batch}", how, time
     if not report.asked_batch:
-        start = "Not certain: batch 1 may fit" if row.answer == UNCERTAIN else "Not even batch 1 fits"
-        return f"{start} {on}{precision}", (f" {how}", 3), f": it {need}"
+        start = "Batch 1 may fit" if row.answer == UNCERTAIN else "Not even batch 1 fits"
+        return f"{start} {on}{precision}", (f" {how}", 3), f": {need}"
     best = max((one for one in report.rows if one.seq == row.seq), key=attrgetter("largest_batch"))
     best_how = f"{f' in {step.precision_name(best.precision)}' * several} {with_checkpointing(best.checkpointing)}"
     fits = f"{count_text(best.largest_batch)} fits" if best.largest_batch else "not even batch 1 fits"
     best_how *= best.largest_batch > 0 and best is not row
-    if row.answer == UNCERTAIN:
-        return f"Not certain: batch {batch} may fit {on}{precision}", (f" {how}", 3), f"; {fits}", (best_how, 4)
-    limit = (f" than the {bytes_text(row.cost.limit_bytes or 0)}" * bool(report.gpu), 1)
-    return f"No: batch {batch} {need}", limit, f" {on}{precision}", (f" {how}", 3), f"; {fits}", (best_how, 4)
-
-
-def _exactly(word: str, row: FitRow) -> str:
-    return f" ({word}{count_text(row.exact_batch)})" * (row.batch < row.exact_batch)
+    start = f"Batch {batch} may fit" if row.answer == UNCERTAIN else f"No: batch {batch} does not fit"
+    need, *more = re.split("(?= than )", need) if row.answer == NO else (need, f", {step.doubt(row.cost)}")
+    more_facts = ((text, 1) for text in more)
+    return f"{start} {on}{precision}", (f" {how}", 3), f": {need}", *more_facts, f"; {fits}", (best_how, 2)
 
 
 def _tip(report: FitReport) -> str:
@@ -133,18 +126,17 @@ def _tip(report: FitReport) -> str:
     if not row.fits and (smaller := step.smaller_evaluation(report, "fit", row.cost)):
         return smaller
     if not row.fits:
-        larger = [one for one in GPUS.values() if usable(one.memory_bytes, row.cost.margin) > row.cost.gpu_bytes]
+        larger = step.fitting_gpu(row.cost)
         if batch > 1 and is_training and best.largest_batch:
             return step.micro_batches(report, batch, precision=best.precision, seq=best.seq, gpu=gpu)
         if report.gpu and larger:
-            larger.sort(key=attrgetter("memory_bytes"))
-            return step.next_command(report, "fit", "try a GPU with more memory", gpu=larger[0].name, batch=batch_asked)
+            return step.next_command(report, "fit", "try a GPU with more memory", gpu=larger, batch=batch_asked)
         if not is_training:
             return ""
         name, why = "plan", "allow changes of the training"
         changes |= {"batch": 1, "may_change": "lora,freeze,8bit,precision,sgd"}
     elif batch_asked is None and is_training and 0 < plain < row.batch // 2:
-        name, why = "plan", "find the cheapest checkpointing for a batch in between"
+        name, why = "plan", f"train batch {2 * plain:,}, recomputing less than {row.checkpointing} checkpointing does"
         changes["batch"] = 2 * plain
     elif row.checkpointing != NONE and batch_asked:
         name, why = "plan", "find the cheapest checkpointing or micro-batches for this batch"
@@ -285,7 +277,10 @@ def _sizes(report: FitReport) -> list[str]:
     """Return the length and the precision in words; the answer names one of several precisions."""
     length = [] if report.length_given else [f"seq {count_text(_answering_row(report).seq)}"]
     precisions = dict.fromkeys(step.precision_text(report, one.precision) for one in report.rows)
-    return [*length, *(text for text in precisions if len(precisions) == 1 or "(" in text)]
+    length += [text for text in precisions if len(precisions) == 1 or "(" in text]
+    if report.gpu and not (report.asked_batch or report.batch_total):
+        length.append(f"{report.gpu.name} has {bytes_text(report.gpu.memory_bytes)}")
+    return [*length, *["multiples of 8"] * any(row.batch < row.exact_batch for row in report.rows)]
 
 
 def _compared_settings(reports: Sequence[FitReport]) -> str:

@@ -37,6 +37,12 @@ def subtitle(report: Any) -> str:
     return ", ".join(filter(None, (subject.architecture, attention, one_line(subject.adapters, limit=125), whose)))
 
 
+def with_head(report: Any) -> str:
+    """Return the title, and that the model has no head: presets of one family differ in that."""
+    name = report.subject.architecture
+    return title(report) if report.subject.has_head else title(report).replace(name, f"{name} (no head)", 1)
+
+
 def note_text(note: Note) -> str:
     """Return the sentence of a report's note."""
     values = note.values
@@ -112,7 +118,8 @@ def footer(report: CountReport | TreeReport, target: Target | None = None) -> It
         if item.name == "total":
             yield "" if is_verbose else "sum over layers", f"{item.terms} = {count_text(item.params)}"
     for number, tie in enumerate(ties[:SHOWN_TIES]):
-        yield "" if number else "tied", f"{tie.path} is {tie.is_path} ({count_text(tie.params)})"
+        twice = f" ({count_text(tie.params)}), in the table at both" if not number else f" ({count_text(tie.params)})"
+        yield "" if number else "tied", f"{tie.path} is {tie.is_path}{twice}"
     if len(ties) > SHOWN_TIES:
         yield "", f"and {len(ties) - SHOWN_TIES} more ties; {named('to_json()')} lists them all"
     several = sum(item.name == "layer" for item in sums) > 1

@@ -83,9 +83,8 @@ def _fits(report: MemoryReport, costs: dict[str, StepCost]) -> Sequence[step.Fac
     how = f" {with_checkpointing(name)}" if several else ""
     if best == NO:
         largest = max(row.largest_batch or 0 for row in report.variants)
-        text = f"Does not fit on {on}{f', not even{how}' if several else ''}: {step.lacking(cost)}{where}"
-        limit = f" than its {bytes_text(cost.limit_bytes or 0)}"
-        return text, (limit, 1), (f"; batch {count_text(largest)} fits{how}" if largest else "", 2)
+        text = f"Does not fit on {on}{f', not even{how}' if several else ''}: {need}"
+        return text, (f"; batch {count_text(largest)} fits" if largest else "", 2), (how if largest else "", 1)
     if best == UNCERTAIN:
         return f"May fit on {on}{how}: {need}", (f", {step.doubt(cost)}", 1)
     if len(groups) > 1:
@@ -258,7 +257,11 @@ _SMALL = 0.001  # of the peak: such as the position numbers of a BERT, and its i
 
 def _sum_text(group: Sequence[str], peak: PhasePeak) -> str:
     total = sum(getattr(peak.parts, name) for name in group)
-    return bytes_text(total) if total else ""
+    return _some_bytes(total)
+
+
+def _some_bytes(size: int) -> str:
+    return bytes_text(size) if size else ""
 
 
 def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[Column]:
@@ -273,7 +276,9 @@ def columns(report: MemoryReport, part_groups: Sequence[Sequence[str]]) -> list[
           for group in part_groups),
         *costs[:1],
         *step.phase_columns(variants, "memory.phases", indent="  "),
-        *costs[1:],
+        *costs[1:5],
+        number("CUDA context, up to", "cost.context.high_bytes", _some_bytes, csv=(), detail=step.WIDE),
+        *costs[5:],
         Column("estimated peak", lambda row: "" if row.error is None else bytes_text(row.estimated.cost.peak_bytes),
                right=True),
         Column("  largest error", _error_text, right=True),

@@ -16,7 +16,7 @@ from bertscope.settings.checkpointing import NONE
 from bertscope.units import bytes_text, count_text, counted, shape_text, share_text, tensors_text
 from bertscope.views.columns import Column, attribute, copies_text, csv_only, number, values
 from bertscope.views.console import Target, command_text, model_code, wrapped
-from bertscope.views.footer import footer, title
+from bertscope.views.footer import footer, title, with_head
 from bertscope.views.views import Compared, Table, View
 
 _TOTAL = "total"
@@ -173,10 +173,12 @@ def _count_notes(reports: Sequence[CountReport]) -> list[str]:
 
 count = View(
     answer=_headline,
-    settings=title,
+    settings=with_head,
     tables=_count_tables,
     tip=lambda report: (
-        _next(report, "estimate", "estimate the memory of a training step", batch=None)
+        _next(report, "tree", "see the shapes of every module", shapes=True)
+        if any(row.outputs for row in report.rows)
+        else _next(report, "estimate", "estimate the memory of a training step", batch=None)
         or _next(report, "tree", "see its modules")
     ),
     lines=footer,
@@ -224,7 +226,7 @@ def _type(row: TreeRow) -> str:
 
 tree = View(
     answer=_headline,
-    settings=title,
+    settings=with_head,
     tip=lambda report: (
         _next(report, "flops", "count the FLOPs of these modules")
         if any(row.outputs for row in report.rows)

@@ -15,7 +15,7 @@ from typing import Any
 from bertscope.errors import SelectionError, named, suggestion
 from bertscope.reports.plan import TIME, PlanList, PlanOperator, PlanReport, PlanRow
 from bertscope.reports.step import UNCERTAIN, YES
-from bertscope.settings.checkpointing import ATTENTION
+from bertscope.settings.checkpointing import ATTENTION, ranges_text
 from bertscope.settings.generate import changed, option_words, row_words
 from bertscope.settings.rows import rows
 from bertscope.settings.run_config import CUDA, PLAN_FORMS, RunConfig
@@ -74,7 +74,7 @@ def product_role(product: PlanOperator) -> str:
 
 
 def label(row: PlanRow) -> str:
-    """Return a plan in words: `save FFN-down; FFN-up (last 4 of 24 layers)`."""
+    """Return a plan in words: `save FFN-down; FFN-up in layers 20-23`."""
     if not row.lists:
         return "no checkpointing"
     if all(len(item.recomputed) == item.layers for item in row.lists):
@@ -89,31 +89,36 @@ def label(row: PlanRow) -> str:
 
 
 def _saved_words(lists: Sequence[PlanList]) -> str:
-    """Return what one list's layers save: first the products that all save, then what only the last ones do."""
-    counts = {product: 0 for item in lists for product in (*item.saved, *item.recomputed_operators)}
+    """Return what one list's layers save: first the products that all save, then what only some do."""
+    savers = {product: list[int]() for item in lists for product in (*item.saved, *item.recomputed_operators)}
     for item in lists:
         for product in item.saved:
-            counts[product] += len(item.recomputed)
-    layers = sum(len(item.recomputed) for item in lists)
-    sizes = sorted(counts.values(), reverse=True)
-    by_count = {size: _joined(product for product, item in counts.items() if item == size) for size in sizes}
-    whole, not_all = by_count.pop(layers, ""), _joined(product for product, item in counts.items() if item < layers)
-    if list(counts.values()).count(layers) > max(len(counts) // 2, _MOST_NAMED - 1):
-        whole = f"all matrix products except {not_all}" if not_all else "all matrix products"
-    by_count.pop(0, None)
-    texts = [whole, *(f"{names} (last {count} of {layers} layers)" for count, names in by_count.items())]
-    if not_recomputed := lists[0].layers - layers:
-        texts.append(f"everything in the last {f'{not_recomputed} layers' if not_recomputed > 1 else 'layer'}")
+            savers[product] = sorted((*savers[product], *item.recomputed))
+    layers = sorted(number for item in lists for number in item.recomputed)
+    spans = sorted({tuple(numbers) for numbers in savers.values()}, key=len, reverse=True)
+    by_span = {span: _joined(one for one, numbers in savers.items() if tuple(numbers) == span) for span in spans}
+    not_all = _joined(one for one, numbers in savers.items() if len(numbers) < len(layers))
+    first = by_span.pop(tuple(layers), "")
+    if sum(len(numbers) == len(layers) for numbers in savers.values()) > max(len(savers) // 2, _MOST_NAMED - 1):
+        first = f"all matrix products except {not_all}" if not_all else "all matrix products"
+    by_span.pop((), None)
+    texts = [first, *(f"{names} in {_layers(span)}" for span, names in by_span.items())]
+    if not_recomputed := sorted({*range(lists[0].layers)} - {*layers}):
+        texts.append(f"everything in {_layers(not_recomputed)}")
     return "; ".join(filter(None, texts)) or "no product"
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    return f"layer{'s' * (len(numbers) > 1)} {ranges_text(numbers)}"
 
 
 def _short(row: PlanRow, limit: int) -> str:
     """Return a plan in words, or the kind of one whose words are below the table."""
-    text = label(row).replace(" layers)", ")")
+    text = label(row)
     return text if len(text) <= limit else {"full checkpointing": "full", "no checkpointing": "none"}.get(text, _BELOW)
 
 
-def _lines(report: PlanReport, target: Target | None = None) -> list[tuple[str, str]]:
+def plan_lines(report: PlanReport, target: Target | None = None) -> list[tuple[str, str]]:
     """Return in words the plans that the table has by number, and where none fits what else saves memory."""
     limit, lines = _limit(report), enumerate(report.rows, 1)
     loop = "" if report.fits else step.other_loop(report.run, report.first.cost)
@@ -138,7 +143,7 @@ def verdict(report: PlanReport) -> str:
     short_on = on if report.gpu else f"on {on.rpartition(' on ')[2]}"  # the need has the limit
     if not report.fits:
         leanest = "full checkpointing" if label(row) == "full checkpointing" else "the leanest one"
-        text = f"No plan fits {on}: {leanest} {step.lacking(row.cost)}{step.in_evaluation(row.cost)}"
+        text = f"No plan fits {on}: {leanest} {step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}"
         largest = (f"; batch {count_text(report.largest_batch)} fits" * bool(report.largest_batch), 1)
         if maybe := next((other for other in (row, *report.rows) if other.answer == UNCERTAIN), None):
             text = f"Only {leanest if maybe is row else f'a plan with {_changed(maybe)}'} may fit {short_on}"
@@ -265,7 +270,7 @@ VIEW = View(
     tip=_tip,
     columns=columns,
     strong=lambda report, row: row is report.first,
-    lines=_lines,
+    lines=plan_lines,
     name_width=12,
     notes=notes,
 )

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from shlex import join
 from typing import Any
 
-from bertscope.errors import as_sentence, one_line
+from bertscope.errors import as_sentence, named, one_line
 from bertscope.gpus import COMMON
 from bertscope.reports.base import Subject
 from bertscope.reports.memory import BACKWARD, EVALUATING, FORWARD, MemoryReport, Variant
 from bertscope.reports.run import UNRECORDED, RunFitReport, RunReport
 from bertscope.reports.step import NO, UNCERTAIN, YES
 from bertscope.settings.run_config import CUDA, RunConfig
-from bertscope.units import bytes_text, count_text, counted
+from bertscope.units import bytes_text, count_text, counted, decimal
 from bertscope.views import step
 from bertscope.views.columns import attribute, fits_word, in_phase, number
 from bertscope.views.console import Target, command_text
@@ -37,11 +38,13 @@ def _answer(report: RunReport) -> str:
         return step.line_of(peak, (phase, 1), (at, 2), more)
     on = f"on {report.gpu.name}" if report.gpu else f"in {bytes_text(report.budget_bytes)}"
     verdict = f"{fits_word(report.answer)} {on}"
-    if report.failure:
-        line = _at(report.refused_lines[-1]) if report.refused_lines else ""
+    line = _at(report.refused_lines[-1]) if report.failure and report.refused_lines else ""
+    if report.is_cut:
         used = step.share_of(report.cost.gpu_bytes, report.budget_bytes)
         lacks = f" it asks for {bytes_text(report.refused_bytes[-1])} more, with {used} in use"
-        return step.line_of(f"{verdict}:", (phase, 1), (line, 2), lacks)
+        return step.line_of(f"{verdict}:", (phase, 2), line, lacks)
+    if report.failure:
+        return step.line_of(f"{verdict}: {step.on_gpu(report.cost)}", f"; out of memory{line}")
     doubts = (f", {step.doubt(report.cost)}" if report.answer == UNCERTAIN else "", 5)
     return step.line_of(f"{verdict}: {step.on_gpu(report.cost)}", doubts, (f"; {peak}", 3), (phase, 1), (at, 2), more)
 
@@ -59,13 +62,18 @@ def _tip(report: RunReport) -> str:
     if report.remarks[-1:] == ("the function ran in this process, without a sandbox",) or not report.has_run:
         return ""
     code = f"bertscope.run({report.script!r}" + f", args={[*report.arguments]}" * bool(report.arguments)
-    if report.failure:
-        changes = dict.fromkeys(("gpu", "budget", "margin", "context"))
-        why = "use smaller batches or checkpointing, and see how much the script needs"
-        return f"{why}\n  {command_text('run', changes, {}, f'{code})')}"
-    if report.budget_bytes is None:
-        command = command_text("run", {"gpu": COMMON}, {}, f"{code}, gpu={COMMON!r})")
-        return f"see whether it fits on a GPU\n  {command}"
+    cost, is_limited = report.cost, report.budget_bytes is not None
+    words = pairwise(" ".join(report.arguments).replace("=", " ").split())
+    sizes = [(name.lstrip("-"), decimal(value)) for name, value in words if "batch" in name and decimal(value)]
+    if report.failure and sizes:
+        (name, most), limit = sizes[0], f"gpu={report.gpu.name!r}" if report.gpu else f"budget={report.budget_bytes}"
+        search = f"{name.replace('-', '_')}=1..{most}"
+        command = command_text("run", {"fit": search}, {}, f"{code}, {limit}, fit={search!r})")
+        return f"find the largest {name} that fits\n  {command}"
+    if cost and (report.failure or not is_limited):
+        gpu, why = step.fitting_gpu(cost, COMMON), "see whether it fits on a GPU"
+        command = command_text("run", {"gpu": gpu, "budget": None}, {}, f"{code}, gpu={gpu!r})") if gpu else ""
+        return f"{'try a GPU with more memory' if is_limited else why}\n  {command}"
     command = command_text("run", {"timeline": "step.html"}, {}, "report.plot()")
     return f"draw the memory of the step\n  {command}"
 
@@ -113,7 +121,7 @@ def _tables(report: RunReport, target: Target | None, *, shown_rows: int | None 
 
 def _part(report: RunReport, name: str) -> str:
     """Return a part's name: before the first forward pass ends nobody knows what of its results backward needs."""
-    is_open = report.failure and name == "temporaries" and report.peak is not None and report.peak.phase == FORWARD
+    is_open = report.is_cut and name == "temporaries" and report.peak is not None and report.peak.phase == FORWARD
     return "activations" if is_open else step.part_name(name)
 
 
@@ -141,6 +149,8 @@ def _notes(report: RunReport, target: Target | None, **_: Any) -> Iterator[str]:
         )
     if report.histories:
         yield f"{counted(report.updates, 'step')}: {step.histories_text(report.histories)}."
+    if named("gpu") in report.arguments and report.budget_bytes is None:
+        yield f"{named('gpu')} after {report.script} is the script's; before it, it names the simulated GPU."
     if report.refused_bytes and not report.failure:
         yield f"{counted(len(report.refused_bytes), 'request')} ran out of memory, and the script went on."
     if report.assumed:

@@ -11,14 +11,14 @@ from operator import attrgetter
 from typing import Any
 
 from bertscope.errors import named, one_line
-from bertscope.gpus import half_precision
+from bertscope.gpus import GPUS, half_precision
 from bertscope.reports.base import PYTHON_ONLY, reads_words
 from bertscope.reports.memory import EVALUATING, Variant
 from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, RunHistory, StepCost, StepTime, TimeRange
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
-from bertscope.settings.run_config import CPU, CUDA, PLAIN, STORED, TRAINER, TRAINING, RunConfig
+from bertscope.settings.run_config import AUTOCAST, CPU, CUDA, PLAIN, STORED, TRAINER, TRAINING, RunConfig
 from bertscope.units import BF16, FP16, binary_unit, bytes_text, count_text, flops_text, share_text
 from bertscope.views.columns import Column, Read, attribute, csv_only, in_phase, number, reader, values
 from bertscope.views.console import PARTS, command_text, lists_all
@@ -166,7 +166,7 @@ def parts_csv(of: str = "cost.peak") -> Column:
 
 # ---- the sentence ----
 
-LINE = 100  # characters of an answer
+LINE, COLUMNS = 100, 80  # characters of an answer; of one with facts that may be left out
 Fact = str | tuple[str, int]  # of a sentence; one with a weight may be left out
 
 
@@ -181,8 +181,8 @@ def facts_text(facts: Iterable[Fact], limit: int = LINE) -> str:
 
 
 def line_of(*facts: Fact, limit: int = LINE) -> str:
-    """Return the facts as a sentence on one line: as many of those with a weight as it has room for."""
-    text = facts_text(facts, limit - 1)
+    """Return the facts as a sentence on one line: as many of those with a weight as a terminal has room for."""
+    text = facts_text(facts, min(limit, COLUMNS) - 1)
     return one_line(f"{text[:1].upper()}{text[1:]}.", limit=limit)
 
 
@@ -196,19 +196,31 @@ def step_time(cost: StepCost) -> str:
 
 
 def on_gpu(cost: StepCost) -> str:
-    """Return what a step takes of its limit: `needs 14.46 of 14.56 GiB`, with the worst case where it may not fit."""
-    limit = cost.limit_bytes or 0
-    if cost.verdict == UNCERTAIN and cost.gpu_bytes > limit:
-        least = cost.peak_bytes + cost.workspace_bytes + cost.context.low_bytes
-        return f"needs {share_of(least, limit)} unfragmented, {bytes_text(cost.gpu_bytes)} at worst"
-    return f"needs {share_of(cost.gpu_bytes, limit)}"
+    """Return what a step takes of its limit: `needs 14.46 of 14.56 GiB`, or by how much more it does not fit."""
+    return need_text(cost.verdict, cost.least_bytes, cost.gpu_bytes, cost.limit_bytes or 0)
+
+
+def need_text(answer: str, least: int, size: int, limit: int) -> str:
+    """Return what a step with a verdict takes of its limit; the least is without fragmentation."""
+    if answer == NO and size > limit:
+        return f"needs {bytes_text(size - limit)} more than {bytes_text(limit)}"
+    if answer == UNCERTAIN and size > limit:
+        return f"needs {_pair(bytes_text(least), 'to', share_of(size, limit))}"
+    return f"needs {share_of(size, limit)}"
 
 
 def doubt(cost: StepCost) -> str:
     """Return why a step only may fit: too little stays free, or the allocator may fail."""
     if cost.gpu_bytes <= (cost.limit_bytes or 0):
-        return f"which leaves less than {margin_text(cost.margin)} free"
-    return "by fragmentation and CUDA context"
+        return f"less than {margin_text(cost.margin)} free"
+    return "depending on fragmentation and CUDA context"
+
+
+def fitting_gpu(cost: StepCost, first: str = "") -> str:
+    """Return the GPU with the least memory on which a step certainly fits: this one if it does; empty for none."""
+    fitting = [gpu for gpu in GPUS.values() if (1 - cost.margin) * gpu.memory_bytes > cost.gpu_bytes]
+    least = min(fitting, key=lambda gpu: (gpu.name != first, gpu.memory_bytes), default=None)
+    return least.name if least else ""
 
 
 def limit_text(report: Any) -> str:
@@ -387,7 +399,8 @@ def precision_text(report: Any, precision: str) -> str:
     """Return a precision in words: 16 bits without autocast are not what most people mean, nor bf16 on an old GPU."""
     gpu, what = getattr(report, "gpu", None), []
     if precision in (BF16.name, FP16.name) and report.run.mode == TRAINING:  # peft keeps adapters in fp32
-        what.append("adapters in fp32" if report.subject.adapters else "weights and optimizer too")
+        mixed = f"weights and optimizer too; mixed precision is {AUTOCAST}{precision}"
+        what.append("adapters in fp32" if report.subject.adapters else mixed)
     if gpu and precision.endswith(BF16.name) and half_precision(gpu) != BF16.name:
         what.append(f"slow: {gpu.name} has no bf16 units")
     return precision_name(precision) + (f" ({', '.join(what)})" if what else "")

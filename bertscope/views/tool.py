@@ -140,7 +140,8 @@ def _by_class(report: reports.PresetsReport, target: Target | None) -> list[Tabl
     classes: dict[str, list[reports.PresetRow]] = {}
     for row in report.rows:
         classes.setdefault(row.architecture, []).append(row)
-    return [Table((attribute(name, "name"), *_PRESET), classes[name]) for name in sorted(classes)]
+    titles = {name: name if "For" in name or "Head" in name else f"{name} (no head)" for name in sorted(classes)}
+    return [Table((attribute(title, "name"), *_PRESET), classes[name]) for name, title in titles.items()]
 
 
 def _tip(report: reports.PresetsReport) -> str:

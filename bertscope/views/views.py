@@ -159,7 +159,9 @@ class View(Record):
             settings = _whole(settings)
         style = self.verdict(report) or ("strong" if settings or self.settings(report) else "")
         heading = [(self.title(report), ""), (self.answer(report), style), (settings, "dim")]
-        tip, _, command = self.tip(report).partition("\n") if has_tip else ("", "", "")
+        tip, has_command, command = self.tip(report).partition("\n") if has_tip else ("", "", "")
+        if has_command and not command.strip():
+            tip = command = ""
         command = command_lines(command, target.width or sys.maxsize)
         tables = stacked(*(table.text(target) for table in self.tables_of(report, target, **options)))
         lines = [f"{name:<{self.name_width}}{value}" for name, value in self.lines(report, target)]

@@ -8,12 +8,13 @@ from typing import Any
 
 from bertscope.errors import in_a_sentence, named, one_line
 from bertscope.reports.why import MESSAGE, OOM, PEAK, TEXT, WhyFinding, WhyReport, WhyRow
+from bertscope.settings.checkpointing import NONE, with_checkpointing
 from bertscope.settings.generate import changed, row_words
 from bertscope.units import bytes_text
-from bertscope.views.columns import attribute, number
+from bertscope.views.columns import attribute, fits_word, number
 from bertscope.views.console import Placeholder, Target, command_text, model_code
 from bertscope.views.footer import note_text
-from bertscope.views.step import micro_batches, next_command, part_name, precision_text, share_of, sizes
+from bertscope.views.step import micro_batches, need_text, next_command, part_name, precision_text, share_of, sizes
 from bertscope.views.timeline import COLORS, Chart
 from bertscope.views.views import Table, View
 
@@ -176,10 +177,11 @@ def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, s
             largest = [f"{batch:,}{' fits' * (not number)}{_with(name)}" if batch else f"no batch fits{_with(name)}"
                        for number, (name, batch) in enumerate(finding.values["batches"].items())]  # fmt: skip
             most = ", or ".join(largest) if any(finding.values["batches"].values()) else "no batch fits"
-            cause = f"Batch {v.asked} should fit: the estimate is {v.share}."
+            need = need_text(*(finding.values[name] for name in ("verdict", "size_least", "size", "size_total")))
+            cause = f"Batch {v.asked} {fits_word(v.verdict)}: {need}."
             fix = v.compare if finding is report.findings[0] else ""
             if finding.frees_bytes:
-                cause = f"Batch {v.asked} needs {v.share}; {most}."
+                cause = f"{cause[:-1]}; {most}."
                 fix = f"Train with a batch that fits, and accumulate gradients to an effective batch of {v.asked}."
                 fix = fix if most != "no batch fits" else _OTHER_REMEDIES.get(report.phase, ("", _CHANGES))[1]
         case _:
@@ -188,8 +190,7 @@ def _failed_text(report: WhyReport, finding: WhyFinding, v: Any) -> tuple[str, s
 
 
 def _with(checkpointing: str) -> str:
-    """Return ` with checkpointing`, or the strategy if it is another than full."""
-    return {"none": "", "full": " with checkpointing"}.get(checkpointing, f" with checkpointing {checkpointing}")
+    return f" {with_checkpointing(checkpointing)}" * (checkpointing != NONE)
 
 
 def _answer(report: WhyReport) -> str:

@@ -14,7 +14,7 @@ from bertscope.units import bytes_text
 from bertscope.views.console import Target, painted, stdout_target
 from bertscope.views.step import LINE
 from bertscope.views.views import display
-from tests.conftest import EVERY_CASE, TERMINAL, run_cli
+from tests.conftest import EVERY_CASE, OOM, TERMINAL, run_cli
 
 MOST_WORDS = 200  # of the text of -v, without tables and bars
 NO = "bert-tiny --gpu t4 --seq 512 --batch 8192"
@@ -40,6 +40,12 @@ ANSWERS = (
         "fit bert-mini --gpu k80 --batch-total 1024 --seq 512 --precision fp32", "run --budget 2GiB train.py",
     ),
 )  # fmt: skip
+NEED = re.compile(r"([Dd]oes not fit|[Mm]ay fit|[Ff]its)\b[^:;]*: (needs [0-9.]+ (?:GiB more|[^;,]*of [0-9.]+ GiB))")
+OTHERS = (
+    "count bert-base-cased --shapes", "tree bert-tiny --shapes", "flops bert-tiny --mode training --checkpointing full",
+    "flops bert-tiny --operators", "diff bert-tiny bert-base-cased", "presets", "doctor", "schema",
+    f"why oom.log {NO}",
+)  # fmt: skip
 RULE = re.compile(r"^ ?[─-]{3,}", re.MULTILINE)
 TABLE = re.compile(r"(?:^|\n)( [^\n]+\n [─-]{3,}\n(?:[^\n]+\n)*)(?:\nand [0-9]+ more, [^\n]+\n)?")
 
@@ -50,7 +56,7 @@ def answered(once, user_folder, tmp_path_factory):
 
     def run(words: str) -> tuple[int, dict[tuple[int, bool], str]]:
         folder, texts = tmp_path_factory.mktemp("answered"), {}
-        for name in ("grid.yaml", "train.py"):
+        for name in ("grid.yaml", "train.py", "oom.log"):
             (folder / name).write_bytes((user_folder / name).read_bytes())
 
         def show(self, report, *, fmt="", view="", lang="", **options):
@@ -91,7 +97,24 @@ def test_an_answer_is_a_sentence_a_line_of_settings_a_table_and_the_next_command
             assert answered(last.strip().removeprefix("bertscope "))[0] in (0, 1), last
 
 
-@pytest.mark.parametrize("words", ANSWERS)
+@pytest.mark.parametrize("batch", ["exact_batch", "batch_without_margin", "batch_by_bytes", ""])
+def test_commands_say_the_same_of_one_step_near_the_limit(cli, tmp_path, batch):
+    """The largest batch with a margin and without it, the largest that may fit, and one more."""
+    settings = {"seq": 512, "precision": "autocast-fp16", "checkpointing": "none"}
+    row = bertscope.fit("bert-tiny", gpu="t4", **settings).rows[0]
+    size = getattr(row, batch or "batch_by_bytes") + (not batch)
+    (tmp_path / "oom.log").write_text(OOM)
+    step = f"bert-tiny --gpu t4 --batch {size} " + " ".join(f"--{name} {value}" for name, value in settings.items())
+    said = set()
+    for command in ("estimate", "fit", f"why {tmp_path / 'oom.log'}"):
+        out = " ".join(cli(*shlex.split(f"{command} {step}")).out.split())
+        verb, need = NEED.search(out).groups()
+        said.add((verb.lower(), need))
+    assert len(said) == 1, said
+    assert said.pop()[0] == {"exact_batch": "fits", "": "does not fit"}.get(batch, "may fit")
+
+
+@pytest.mark.parametrize("words", [*ANSWERS, *OTHERS])
 def test_verbose_text_is_in_sections_and_short(answered, words):
     text = answered(words)[1][0, True]
     rest = TABLE.sub("\n", text).partition("Next: ")[0]
@@ -121,12 +144,12 @@ PRICED = "fit bert-tiny --gpu t4,rtx-a5000 --seq 64 --precision autocast-fp16 --
     [
         ("estimate bert-tiny", " on a CPU in the optimizer step."),
         ("fit bert-tiny --budget 1GiB --seq 64 --precision fp32", "CPU (--device cuda for a GPU)"),
-        ("fit bert-tiny --budget 1GiB --seq 64 --precision fp32 --checkpointing full", "1,008 (unrounded 1,014)"),
-        ("fit bert-tiny --gpu t4 --seq 64 --precision fp32 --checkpointing full", "t4 (14.56 GiB): "),
+        ("fit bert-tiny --budget 1GiB --seq 64 --precision fp32 --checkpointing full", "seq 64, fp32, multiples of 8"),
+        ("fit bert-tiny --gpu t4 --seq 64 --precision fp32 --checkpointing full", "t4 has 14.56 GiB"),
         ("fit bert-tiny --gpu t4 --seq 64 --precision fp32 --checkpointing none", f"{100 * MARGIN:g} % margin"),
-        ("estimate bert-tiny --gpu t4 --batch 9999", "more than its 14.56 GiB"),
-        ("fit bert-tiny --gpu t4 --batch 9999 --precision fp32", "more than the 14.56 GiB on t4"),
-        ("estimate bert-tiny --gpu t4 --precision fp16", "fp16 (weights and optimizer too)"),
+        ("estimate bert-tiny --gpu t4 --batch 9999", "more than 14.56 GiB"),
+        ("fit bert-tiny --gpu t4 --batch 9999 --precision fp32", "does not fit on t4: needs "),
+        ("estimate bert-tiny --gpu t4 --precision fp16", "mixed precision is autocast-fp16)"),
         (
             f"{PRICED} --price t4=1,rtx-a5000=1 --sequences 9999",
             "bert-tiny: BertModel (no head), batch 4,096, seq 64, autocast-fp16",
@@ -236,6 +259,6 @@ def test_two_families_are_not_compared_as_one_class(cli):
 def test_an_evaluation_that_does_not_fit_is_told_to_take_smaller_batches_and_then_fits(cli):
     words = ("estimate", "bert-tiny", "--gpu", "t4", "--seq", "512", "--eval-batch")
     out = cli(*words, "65536").out
-    assert "more in evaluation" in out
+    assert "more than 14.56 GiB in evaluation" in out
     assert "--eval-batch 8" in out.partition("Next: evaluate in smaller batches")[2]
     assert cli(*words, "8").out.startswith("Fits on t4")

@@ -99,8 +99,8 @@ def test_the_rows_of_real_ranks_have_the_columns_too():
         (FITS, "yes", "needs 6.00 of 8.00 GiB"),
         (UNCERTAIN, "may fit", "needs 6.00 of 8.00 GiB"),
         (replace(UNCERTAIN, context=ByteRange(high_bytes=4 * GIB)), "may fit",
-         "needs 4.00 of 8.00 GiB unfragmented, 9.00 GiB at worst"),
-        (LACKS, "no, needs 1.00 GiB more", "needs 9.00 of 8.00 GiB"),
+         "needs 4.00 to 9.00 of 8.00 GiB"),
+        (LACKS, "no, needs 1.00 GiB more", "needs 1.00 GiB more than 8.00 GiB"),
         (replace(LACKS, limit_bytes=10 * GIB), "no, out of memory at 4.00 GiB", "needs 9.00 of 10.00 GiB"),
         (StepCost(peak=PEAK, limit_bytes=8 * GIB, shortfall=ByteRange()), "yes", "needs 4.00 of 8.00 GiB"),
         (replace(CONTEXT, context=ByteRange(high_bytes=GIB - 2**16)), "", "needs 1,023.94 of 1,024.00 MiB"),
@@ -133,8 +133,8 @@ def test_the_time_of_a_step_names_the_data_sheet():
     ("facts", "text"),
     [
         (("a" * 20, (" b", 1), " c"), f"A{'a' * 19} b c."),
-        (("a" * 96, (" b", 1), " c"), f"A{'a' * 95} c."),
-        (("a" * 90, (" bbbbb", 2), (" ccccc", 1)), f"A{'a' * 89} bbbbb."),
+        (("a" * 76, (" b", 1), " c"), f"A{'a' * 75} c."),
+        (("a" * 70, (" bbbbb", 2), (" ccccc", 1)), f"A{'a' * 69} bbbbb."),
         (("a" * 120,), f"A{'a' * 96}..."),
     ],
 )

@@ -16,12 +16,13 @@ from bertscope.reports.layer_ranges import expand
 from bertscope.reports.memory import FitReport
 from bertscope.reports.modules import CountReport, CountRow, FlopsReport, TreeReport
 from bertscope.reports.page import DiffReport, ModelPart, PageReport
+from bertscope.settings.checkpointing import with_checkpointing
 from bertscope.settings.generate import changed, setting_options
 from bertscope.settings.run_config import CPU, CUDA, INFERENCE, STORED, RunConfig
 from bertscope.units import bytes_text, count_text, counted, flops_text, html_text, share_text
 from bertscope.views import fit as fit_words
 from bertscope.views import plan as plan_words
-from bertscope.views.columns import Column, attribute, csv_only, csv_text, number
+from bertscope.views.columns import Column, attribute, csv_only, csv_text, listed, number
 from bertscope.views.console import PARTS, ROLES, Target, variable
 from bertscope.views.diagram import inline_svg, mermaid
 from bertscope.views.diff import notes as diff_notes
@@ -32,7 +33,7 @@ from bertscope.views.memory import verdict as peak_answer
 from bertscope.views.modules import flops as flops_view
 from bertscope.views.modules import tree_table
 from bertscope.views.page.templating import filled, markup
-from bertscope.views.step import assumed, margin_text, part_name, run_text
+from bertscope.views.step import assumed, margin_text, part_name, precision_name, run_text
 from bertscope.views.timeline import memory_charts
 from bertscope.views.views import Heading, Table
 
@@ -135,7 +136,8 @@ def verdict(model: ModelPart) -> dict[str, Any]:
         rows.insert(0, ("Largest batch", ["; ".join(fitting)]))
     rows.append(("Assumed", [assumption]))
     size = _sizes_text(model)
-    first = fit_words.way(memory.run.precision, memory.variants[0].checkpointing)
+    ways = listed(with_checkpointing(variant.checkpointing) for variant in memory.variants)
+    first = f"{precision_name(memory.run.precision)} {ways}"
     return {
         "answer": answer,
         "heading": heading,
@@ -357,7 +359,7 @@ def _fit(model: ModelPart, fit: FitReport) -> dict[str, Any]:
         "commands": [fit_command(model, report) for report in (fit, model.batch_fit) if report],
     }
     if (plan := model.plan) is not None:
-        section["plan_answer"] = plan_words.verdict(plan)
+        section |= {"plan_answer": plan_words.verdict(plan), "plan_lines": plan_words.plan_lines(plan)}
         columns = [column for column in plan_words.columns(plan) if column.title != "extra FLOPs"]  # as `recomputed`
         section["plans"] = Table(columns, plan.rows)
         section["plan_chart"] = markup(plan_words.plan_svg(plan))
