@@ -63,8 +63,8 @@ def _tip(report: RunReport) -> str:
         return ""
     code = f"bertscope.run({report.script!r}" + f", args={[*report.arguments]}" * bool(report.arguments)
     cost, is_limited = report.cost, report.budget_bytes is not None
-    words = pairwise(" ".join(report.arguments).replace("=", " ").split())
-    sizes = [(name.lstrip("-"), decimal(value)) for name, value in words if "batch" in name and decimal(value)]
+    pairs = pairwise(" ".join(report.arguments).replace("=", " ").split())
+    sizes = [(name.lstrip("-"), decimal(value)) for name, value in pairs if "batch" in name and decimal(value)]
     if report.failure and sizes:
         (name, most), limit = sizes[0], f"gpu={report.gpu.name!r}" if report.gpu else f"budget={report.budget_bytes}"
         search = f"{name.replace('-', '_')}=1..{most}"
