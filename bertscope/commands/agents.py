@@ -1,7 +1,4 @@
-"""`bertscope mcp`: public functions as tools of a Model Context Protocol server, over standard input and output.
-
-Tools read presets, the Hugging Face cache, and files at and below the working directory; code is refused.
-"""
+"""`bertscope mcp`: public functions as read-only tools over standard input and output, without code from names."""
 
 import gc
 import json
@@ -51,7 +48,9 @@ class Tool:
             raise SelectionError(f"{self.required} is missing; {self.rows[self.required].help}")
         for key, value in arguments.items():
             if key not in self.rows:
-                raise SelectionError(f"{self.name} has no parameter {key[:40]!r}; {suggestion(key, self.rows)}")
+                having = ", ".join(name for name, tool in TOOLS.items() if key in tool.rows)
+                remedy = f"{having} take it" if having else suggestion(key, self.rows)
+                raise SelectionError(f"{self.name} has no parameter {key[:40]!r}; {remedy}")
             refuse_outside(Path.cwd(), key, value)
         options = {key: row.read(arguments.pop(key)) for key, row in self.options.items() if key in arguments}
         is_json, form = options.pop("json", False), options.pop("emit", None)

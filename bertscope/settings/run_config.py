@@ -89,7 +89,7 @@ def installed_torch() -> str:
 
 def _prices(text: str) -> str:
     """Return prices, or the path of their file, if it can be one."""
-    if "=" in text or re.fullmatch("[0-9.,]+", text):
+    if "=" in text or re.fullmatch("[0-9.,]+", text) or text.partition(",")[0].strip().lower() in GPUS:
         typed_prices(text)
     return text
 

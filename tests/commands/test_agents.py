@@ -65,6 +65,11 @@ REFUSED = (
     ("count", {"model": "x" * 100_000}, "no preset or file named"),
     ("count", {"model": "a\0b"}, ""),
     ("count", {"model": "bert-tiny", "output": "x"}, "count has no parameter 'output'"),
+    (
+        "estimate",
+        {"model": "bert-tiny", "budget": "16GiB"},
+        "estimate has no parameter 'budget'; fit, plan, why take it",
+    ),
     ("estimate", {"model": "bert-tiny", "batch": 10**30}, "batch takes"),
     ("estimate", {"model": "bert-tiny", "batch": [[1]]}, "batch takes"),
     ("fit", {"model": "bert-tiny", "gpu": "t4", "batch": "8"}, "batch takes a whole number"),
