@@ -73,6 +73,12 @@ def note_text(note: Note) -> str:
     raise KeyError(note.key)
 
 
+def noted(report: Any) -> str:
+    """Return why there is no time, which the command prints on stderr, as lines after the text."""
+    items = (item for item in getattr(report, "notes", ()) if item.key.startswith("no_time"))
+    return "".join(f"\nnote: {note_text(item)}" for item in items)
+
+
 def uncounted(report: Any) -> list[str]:
     """Return sentences on the kernels whose scratch an estimate leaves out, and on what no command repeats."""
     shown_below = (UNCOUNTED, PYTHON_ONLY)

@@ -68,7 +68,7 @@ REFUSED = (
     (
         "estimate",
         {"model": "bert-tiny", "budget": "16GiB"},
-        "estimate has no parameter 'budget'; fit, plan, why take it",
+        "estimate has no parameter 'budget'; fit, plan take it",
     ),
     ("estimate", {"model": "bert-tiny", "batch": 10**30}, "batch takes"),
     ("estimate", {"model": "bert-tiny", "batch": [[1]]}, "batch takes"),
@@ -90,6 +90,11 @@ def test_a_file_that_is_named_like_standard_input_is_read_and_not_the_client(pro
     (project / "-").write_text(OOM)
     monkeypatch.setattr(sys, "stdin", None)
     assert "Fragmentation: 4.84 GiB" in agents.answer("why", {"file": "-"})[0]
+
+
+def test_a_time_that_is_not_known_has_its_reason(project):
+    text, _ = agents.answer("estimate", {"model": "bert-tiny", "gpu": "t4", "time": True})
+    assert "note: no time" in text
 
 
 def test_what_to_do_next_is_a_call_that_a_tool_takes(project):
