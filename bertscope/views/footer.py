@@ -73,7 +73,7 @@ def note_text(note: Note) -> str:
     raise KeyError(note.key)
 
 
-def noted(report: Any) -> str:
+def why_no_time(report: Any) -> str:
     """Return why there is no time, which the command prints on stderr, as lines after the text."""
     items = (item for item in getattr(report, "notes", ()) if item.key.startswith("no_time"))
     return "".join(f"\nnote: {note_text(item)}" for item in items)

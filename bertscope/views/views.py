@@ -14,7 +14,7 @@ from bertscope.frozen import Record
 from bertscope.units import html_text, json_text, short_count_text, visible_lines
 from bertscope.views.columns import Column, Strong, csv_text, markdown_text, table_text
 from bertscope.views.console import Target, command_lines, lists_all, painted, stacked, stdout_target, wrapped
-from bertscope.views.footer import noted
+from bertscope.views.footer import why_no_time
 from bertscope.views.page.templating import filled
 
 # The module in this folder, with `:name` for an object in it; of other kinds the module of that name.
@@ -271,13 +271,17 @@ def display(report: Any, form: str, *, view: str = "", target: Target | None = N
     """
     shown = view_of(view or report.kind)
     if form == "notebook" and not hasattr(shown, form):
-        lines = "\n".join(map(html_text, visible_lines(_text(shown, report, Target()) + noted(report)).split("\n")))
+        lines = "\n".join(
+            map(html_text, visible_lines(_text(shown, report, Target()) + why_no_time(report)).split("\n"))
+        )
         style = "white-space: pre; overflow-x: auto; line-height: 1.2; font-family: monospace"
         return f'<pre style="{style}">{lines}</pre>'
     if form == "printed":
         to = stdout_target()
         unicode = to.unicode or not getattr(sys.stdout, "encoding", None)  # a stream of text, such as StringIO
-        return visible_lines(_text(shown, report, replace(to, color=False, unicode=unicode), **options) + noted(report))
+        return visible_lines(
+            _text(shown, report, replace(to, color=False, unicode=unicode), **options) + why_no_time(report)
+        )
     written = getattr(shown, form, None)
     if form in ("table", "text") and written is not None:
         wanted = target or Target()
