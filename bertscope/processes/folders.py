@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from bertscope.errors import WorkerError
+from bertscope.errors import SelectionError, WorkerError
 from bertscope.processes import signals
 
 _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
@@ -53,8 +53,17 @@ def compile_folder() -> str:
 
 
 def compile_cache() -> dict[str, str]:
-    """Return the variable with which torch.compile keeps code in `compile_folder`, or where the user wants it to."""
-    return {_COMPILED: os.environ.get(_COMPILED) or compile_folder()}
+    """Return the variable with which torch.compile keeps code in `compile_folder`, or where the user wants it to.
+
+    Raises SelectionError if that is no folder and cannot become one: torch would fail, each time in another way.
+    """
+    if folder := os.environ.get(_COMPILED):
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SelectionError(f"{_COMPILED} names {folder[:100]!r}: {reason}; name a folder, or unset it") from None
+    return {_COMPILED: folder or compile_folder()}
 
 
 def compile_environment() -> dict[str, str]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bertscope.errors import WorkerError
+from bertscope import estimate
+from bertscope.errors import SelectionError, WorkerError
 from bertscope.processes.folders import OwnFolder, compile_environment
 from tests.child_server import run_loaded
 from tests.conftest import run_python
@@ -36,6 +37,9 @@ def test_children_compile_into_a_folder_of_their_own_that_is_gone_afterwards(tmp
 def test_a_folder_for_compiled_code_that_the_user_names_is_used(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLES[0], str(tmp_path))
     assert compile_environment()[VARIABLES[0]] == str(tmp_path)
+    monkeypatch.setenv(VARIABLES[0], "/dev/null")
+    with pytest.raises(SelectionError, match=f"^{VARIABLES[0]} names '/dev/null': File exists; name a folder"):
+        estimate("bert-tiny", compile=True, seq=8)
 
 
 def test_an_estimate_of_a_compiled_step_leaves_no_file(tmp_path, monkeypatch):
