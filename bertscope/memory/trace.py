@@ -375,7 +375,7 @@ class MemoryTrace:
     def read(cls, data: Any) -> MemoryTrace:
         """Return the trace that `data` wrote; raises ValueError and others for data that no step has.
 
-        At the smallest and at a large batch no block is negative, and what is freed was allocated.
+        At the smallest and at a large batch no block is negative; what is freed was allocated; a step can be repeated.
         """
         kinds, held, changes, places, place_of, granule_bytes, layers, calls, *loop, notes = checked(data, _FORM)
         other_held, other_changes = loop
@@ -401,6 +401,13 @@ class MemoryTrace:
                 alive[max(number, ~number)] += 1 if number >= 0 else -1
                 if alive[max(number, ~number)] < 0:
                     raise ValueError("freed twice")
+            blocks = [
+                [trace.kinds[number].block for number in ends]
+                for ends in (Counter(first) - alive, alive - Counter(first))
+            ]
+            before, after = (sorted(block.variable for block in ends if block.variable) for ends in blocks)
+            if before != [f"previous {name}" for name in after] or any(block.part in _LASTING for block in blocks[0]):
+                raise ValueError("the next step would begin with other blocks")
             for of_batch in sizes:
                 moved = (of_batch[number] if number >= 0 else -of_batch[~number] for number in then)
                 if max(accumulate(moved, initial=sum(of_batch[number] for number in first))) >= NUMBER.stop:
@@ -409,6 +416,7 @@ class MemoryTrace:
 
 
 _MOST_SAVED = 500_000  # events; cache.py writes at most 64 MiB of JSON, of which 2,500 layers have about as much
+_LASTING = frozenset(("parameters", "buffers", "optimizer_state", "inputs"))  # which no step frees
 _PHASES = frozenset((FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, EVALUATING))
 _SLOPES, _NUMBERS, _CHANGES = range(-(2**62), 2**62), range(2**31), range(-(2**31), 2**31)
 _FORM = (

@@ -197,6 +197,15 @@ def test_a_shape_without_a_slope_for_each_of_its_sizes_is_not_believed():
             MemoryTrace.read(with_value(good, (0, grows, 3), shape))
 
 
+def test_a_step_that_frees_a_parameter_is_not_believed():
+    """The replay of the next step would not find the block."""
+    trace = Simulator(small()).scalable_trace(RunConfig(batch=2, seq=8))
+    good = json.loads(json.dumps(trace.data()))
+    allocated = next(place for place, number in enumerate(good[2]) if number >= 0 and ~number not in good[2])
+    with pytest.raises(ValueError, match="the next step would begin with other blocks"):
+        MemoryTrace.read(with_value(good, (2, allocated), -1))
+
+
 KINDS_OF_ENTRIES = {
     "estimate": ("estimate", "bert-tiny", "--batch", 2, "--seq", 8, "--format", "csv"),
     "flops": ("flops", "bert-tiny", "--batch", 2, "--seq", 8, "--format", "csv"),
