@@ -432,8 +432,7 @@ def fits(
             expect(len(seqs) * (len(strategies) + 2))
             report = fewest_report(simulator, alone, seqs, batch_total, strategies=strategies, world_sizes=sizes)
         is_given = getattr(source, "inputs", None) is not None
-        reads_text = source.bert_config is not None or reads_words(source.settings)
-        if runs[0].input or not reads_text:  # it is given too if these inputs do not follow it
+        if runs[0].input or not (source.bert_config or reads_words(source.settings)):  # or its inputs do not follow it
             short, longer = (repr(known.traces.inputs(replace(runs[0], batch=1, seq=seq))) for seq in (1, 2))
             is_given = short == longer
         report = replace(report, length_given=is_given)
