@@ -255,7 +255,7 @@ Draw a model's classes, forward pass or module tree.
 A forward pass is drawn as dataflow with shapes, from a run on the meta device. Equal layers are drawn once.
 
 examples:
-  bertscope diagram
+  bertscope diagram bert-base-uncased -o classes.svg
   bertscope diagram bert-base-uncased --class BertAttention
   bertscope diagram --kind forward bert-large-zh
   bertscope diagram --kind forward bert-base-uncased encoder.layer.0.attention.self

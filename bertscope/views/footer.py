@@ -124,8 +124,8 @@ def footer(report: CountReport | TreeReport, target: Target | None = None) -> It
         if item.name == "total":
             yield "" if is_verbose else "sum over layers", f"{item.terms} = {count_text(item.params)}"
     for number, tie in enumerate(ties[:SHOWN_TIES]):
-        twice = f" ({count_text(tie.params)}), in the table at both" if not number else f" ({count_text(tie.params)})"
-        yield "" if number else "tied", f"{tie.path} is {tie.is_path}{twice}"
+        both = "; the table counts it at both" * (not number)
+        yield "" if number else "tied", f"{tie.path} is {tie.is_path} ({count_text(tie.params)}){both}"
     if len(ties) > SHOWN_TIES:
         yield "", f"and {len(ties) - SHOWN_TIES} more ties; {named('to_json()')} lists them all"
     several = sum(item.name == "layer" for item in sums) > 1
