@@ -154,15 +154,15 @@ def verdict(report: PlanReport) -> str:
     changes = f" with {_changed(row)}{effect}" if row.changes else ""
     changes += ", without a change" * bool(report.may_change and not row.changes)
     logits = "the logits" * ("loss_chunks" in row.changes)
-    recomputed = f", recomputing {share(row) if row.recompute_share else logits or 'nothing'}"
+    none = "no matrix products" if row.lists else "nothing"
+    recomputed = f", recomputing {share(row) if row.recompute_share else logits or none}"
+    extra: step.Fact = recomputed if logits else (recomputed, 4)  # the table has the layers' share
     of_layers = (" of layer FLOPs" * bool(row.recompute_share), 2)
-    if row.lists and not row.recompute_share:
-        recomputed = ", recomputing no matrix products"
     need = (f": {step.on_gpu(row.cost)}{step.in_evaluation(row.cost)}", 5)
     more = (f" and {logits}" * bool(row.recompute_share and logits), 2)
     costs = ", without clipping" * ("step_in_backward" in row.changes)
     costs += f", copying {step.copied_text(row.cost.copied_bytes)}" if row.cost.copied_bytes else ""
-    return step.line_of(f"Fits {short_on}", (size, 3), changes, need, (recomputed, 4), of_layers, more, costs, time)
+    return step.line_of(f"Fits {short_on}", (size, 3), changes, need, extra, of_layers, more, costs, time)
 
 
 def _has_sizes(report: PlanReport) -> bool:

@@ -181,8 +181,8 @@ def facts_text(facts: Iterable[Fact], limit: int = LINE) -> str:
 
 
 def line_of(*facts: Fact, limit: int = LINE) -> str:
-    """Return the facts as a sentence on one line: as many of those with a weight as a terminal has room for."""
-    text = facts_text(facts, min(limit, COLUMNS) - 1)
+    """Return the facts as a sentence: as many of those with a weight as a terminal has room for, or the limit."""
+    text = facts_text(facts, (COLUMNS if limit == LINE else limit) - 1)
     return one_line(f"{text[:1].upper()}{text[1:]}.", limit=limit)
 
 
