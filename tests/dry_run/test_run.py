@@ -762,7 +762,7 @@ def test_a_script_with_too_many_processes_ends_with_all_of_them(script, monkeypa
 
 @pytest.mark.usefixtures("as_the_program_starts_it")
 def test_a_file_that_another_process_removes_meanwhile_does_not_end_the_run(script, monkeypatch):
-    """The folder for temporary files holds the sandbox, so that all that is in it is covered one by one."""
+    """A mount in the folder for temporary files makes the sandbox cover all that is in it one by one."""
     removing = """
 import os
 mount = sandbox._mount
@@ -772,6 +772,11 @@ def removed(source, target, *rest, **settings):
         (os.rmdir if os.path.isdir(path) else os.remove)(path)
     mount(source, target, *rest, **settings)
 sandbox._mount = removed
+begin = sandbox._Cover.__init__
+def with_mount(self, folder):
+    begin(self, folder)
+    self.mounts[folder] = "tmpfs"
+sandbox._Cover.__init__ = with_mount
 """
     folder = tempfile.mkdtemp(suffix="-vanishes")
     file, path = tempfile.mkstemp(suffix="-vanishes")
