@@ -109,7 +109,7 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
     start = f"Batch {batch} may fit" if row.answer == UNCERTAIN else f"No: batch {batch} does not fit"
     need, *more = re.split("(?= than )", need) if row.answer == NO else (need, f", {step.doubt(row.cost)}")
     more_facts = ((text, 1) for text in more)
-    return f"{start} {on}{precision}", (f" {how}", 3), f": {need}", *more_facts, f"; {fits}", (best_how, 2)
+    return f"{start} {on}", (precision, 4), (f" {how}", 3), f": {need}", *more_facts, f"; {fits}", (best_how, 2)
 
 
 def _tip(report: FitReport) -> str:

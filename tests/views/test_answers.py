@@ -256,6 +256,11 @@ def test_two_families_are_not_compared_as_one_class(cli):
     assert "Next: " not in cli("diff", "bert-tiny", "distilgpt2").out
 
 
+def test_a_no_with_long_numbers_and_names_ends_with_the_batch_that_fits(cli):
+    first = cli("fit", "bert-tiny", "--batch", "20000", "--budget", "177237386B").out.split("\n")[0]
+    assert re.fullmatch(r"No: batch 20,000 does not fit in 169.03 MiB on a CPU.*; [0-9,]+ fits\.", first), first
+
+
 def test_an_evaluation_that_does_not_fit_is_told_to_take_smaller_batches_and_then_fits(cli):
     words = ("estimate", "bert-tiny", "--gpu", "t4", "--seq", "512", "--eval-batch")
     out = cli(*words, "65536").out
