@@ -20,7 +20,7 @@ from bertscope.memory.fit import fewest_report, fit_report
 from bertscope.memory.simulator import Simulator
 from bertscope.memory.summary import for_gpu
 from bertscope.progress import expect
-from bertscope.reports.base import PYTHON_ONLY, Note, reads_words
+from bertscope.reports.base import PYTHON_ONLY, Note
 from bertscope.reports.memory import FitReport, LengthsReport, MemoryReport, StepReport, TrainingFile, TrainingKey
 from bertscope.settings.parallelism import ONE_PROCESS, SEARCHED, WORLD_SIZES
 from bertscope.settings.request import Request, read_settings
@@ -432,7 +432,7 @@ def fits(
             expect(len(seqs) * (len(strategies) + 2))
             report = fewest_report(simulator, alone, seqs, batch_total, strategies=strategies, world_sizes=sizes)
         is_given = getattr(source, "inputs", None) is not None
-        if runs[0].input or not (source.bert_config or reads_words(source.settings)):  # or its inputs do not follow it
+        if runs[0].input or not source.reads_words:  # or its inputs do not follow it
             short, longer = (repr(known.traces.inputs(replace(runs[0], batch=1, seq=seq))) for seq in (1, 2))
             is_given = short == longer
         report = replace(report, length_given=is_given)

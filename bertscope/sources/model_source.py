@@ -33,6 +33,7 @@ from bertscope.errors import (
     suggestion,
 )
 from bertscope.frozen import Record
+from bertscope.reports.base import reads_words
 from bertscope.settings.checkpointing import FULL, NONE, SAVE
 from bertscope.settings.rows import NO_PERMIT, CodeName, with_permits
 from bertscope.units import QUANTIZED, UNQUANTIZED
@@ -96,6 +97,11 @@ class ModelSource(Record):
     def bert_config(self) -> BertConfig | None:
         """Return the configuration that closed formulas of a BERT need; None for another family."""
         return None
+
+    @property
+    def reads_words(self) -> bool:
+        """Return True for a model whose configuration has a vocabulary: its inputs follow the sequence length."""
+        return self.bert_config is not None or reads_words(self.settings)
 
     @property
     def layers(self) -> int:

@@ -14,7 +14,6 @@ from bertscope.config import ARCHITECTURES, HEADS, POSITIONS
 from bertscope.errors import BertscopeError, SelectionError, name_of
 from bertscope.model.bert import BertPreTrainedModel
 from bertscope.model.lora import PeftModel, base_model_of
-from bertscope.reports.base import reads_words
 from bertscope.settings.rows import MAX_SIZE, SettingError
 from bertscope.sources.model_source import ModelSource, as_source_error, required_names
 from bertscope.sources.transformers_models import token_types
@@ -99,7 +98,7 @@ def idle_sizes(source: ModelSource, described: Collection[str]) -> set[str]:
 
     Only of own code, of images and next to described inputs there may be one; for any other source nothing is built.
     """
-    if not (described or source.has_own_dtypes) and (source.bert_config is not None or reads_words(source.settings)):
+    if not (described or source.has_own_dtypes) and source.reads_words:
         return set()
     module = source.build()
     if callable(getattr(module, "example_inputs", None)):

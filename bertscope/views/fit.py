@@ -1,6 +1,5 @@
 """The reports of `fit`, and of `estimate` and `fit` with `--lengths`, as a table, CSV and Markdown."""
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import isfinite
@@ -107,9 +106,9 @@ def _facts(report: FitReport) -> Sequence[step.Fact]:
     fits = f"{count_text(best.largest_batch)} fits" if best.largest_batch else "not even batch 1 fits"
     best_how *= best.largest_batch > 0 and best is not row
     start = f"Batch {batch} may fit" if row.answer == UNCERTAIN else f"No: batch {batch} does not fit"
-    need, *more = re.split("(?= than )", need) if row.answer == NO else (need, f", {step.doubt(row.cost)}")
-    more_facts = ((text, 1) for text in more)
-    return f"{start} {on}", (precision, 4), (f" {how}", 3), f": {need}", *more_facts, f"; {fits}", (best_how, 2)
+    need, than, limit = need.partition(" than ")
+    more = than + limit if row.answer == NO else f", {step.doubt(row.cost)}"
+    return f"{start} {on}", (precision, 4), (f" {how}", 3), f": {need}", (more, 1), f"; {fits}", (best_how, 2)
 
 
 def _tip(report: FitReport) -> str:

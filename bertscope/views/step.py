@@ -14,7 +14,18 @@ from bertscope.errors import named, one_line
 from bertscope.gpus import GPUS, half_precision
 from bertscope.reports.base import PYTHON_ONLY, reads_words
 from bertscope.reports.memory import EVALUATING, Variant
-from bertscope.reports.step import NO, UNCERTAIN, YES, ByteRange, PhasePeak, RunHistory, StepCost, StepTime, TimeRange
+from bertscope.reports.step import (
+    NO,
+    UNCERTAIN,
+    YES,
+    ByteRange,
+    PhasePeak,
+    RunHistory,
+    StepCost,
+    StepTime,
+    TimeRange,
+    usable,
+)
 from bertscope.settings.generate import changed, row_words
 from bertscope.settings.parallelism import Parallelism
 from bertscope.settings.rows import rows
@@ -218,7 +229,7 @@ def doubt(cost: StepCost) -> str:
 
 def fitting_gpu(cost: StepCost, first: str = "") -> str:
     """Return the GPU with the least memory on which a step certainly fits: this one if it does; empty for none."""
-    fitting = [gpu for gpu in GPUS.values() if (1 - cost.margin) * gpu.memory_bytes > cost.gpu_bytes]
+    fitting = [gpu for gpu in GPUS.values() if usable(gpu.memory_bytes, cost.margin) > cost.gpu_bytes]
     least = min(fitting, key=lambda gpu: (gpu.name != first, gpu.memory_bytes), default=None)
     return least.name if least else ""
 

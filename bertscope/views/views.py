@@ -271,17 +271,13 @@ def display(report: Any, form: str, *, view: str = "", target: Target | None = N
     """
     shown = view_of(view or report.kind)
     if form == "notebook" and not hasattr(shown, form):
-        lines = "\n".join(
-            map(html_text, visible_lines(_text(shown, report, Target()) + why_no_time(report)).split("\n"))
-        )
+        lines = "\n".join(map(html_text, visible_lines(_text(shown, report, Target())).split("\n")))
         style = "white-space: pre; overflow-x: auto; line-height: 1.2; font-family: monospace"
         return f'<pre style="{style}">{lines}</pre>'
     if form == "printed":
         to = stdout_target()
         unicode = to.unicode or not getattr(sys.stdout, "encoding", None)  # a stream of text, such as StringIO
-        return visible_lines(
-            _text(shown, report, replace(to, color=False, unicode=unicode), **options) + why_no_time(report)
-        )
+        return visible_lines(_text(shown, report, replace(to, color=False, unicode=unicode), **options))
     written = getattr(shown, form, None)
     if form in ("table", "text") and written is not None:
         wanted = target or Target()
@@ -293,4 +289,5 @@ def display(report: Any, form: str, *, view: str = "", target: Target | None = N
 
 
 def _text(view: Any, report: Any, target: Target, **options: Any) -> str:
-    return str(view.table(report, target, **options) if hasattr(view, "table") else view.mermaid(report))
+    text = view.table(report, target, **options) if hasattr(view, "table") else view.mermaid(report)
+    return f"{text}{why_no_time(report)}"
