@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,15 @@ def test_children_compile_into_a_folder_of_their_own_that_is_gone_afterwards(tmp
     assert Path(folder).parent == tmp_path
     assert mode == stat.S_IRWXU
     assert list(tmp_path.iterdir()) == [foreign]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no PYTHONSAFEPATH")
+@pytest.mark.parametrize("name", ["ctypes", "types"])
+def test_the_python_that_torch_compile_starts_imports_nothing_from_the_working_directory(tmp_path, name):
+    """inductor loads a library in `python -c "from ctypes import cdll"` to learn what the CPU can do."""
+    (tmp_path / f"{name}.py").write_text("import os; os._exit(3)")
+    command = [sys.executable, "-c", "from ctypes import cdll"]
+    assert not subprocess.run(command, cwd=tmp_path, env=os.environ | compile_environment(), check=False).returncode
 
 
 def test_a_folder_for_compiled_code_that_the_user_names_is_used(monkeypatch, tmp_path):
