@@ -262,7 +262,8 @@ def _copied(optimizer: Any, params: Mapping[int, torch.Tensor], device: str) -> 
     methods that a scheduler has wrapped, are not copied: they refer to the caller's optimizer.
     """
     like, parts = torch.empty(0, device=device), list(optimizer_parts(optimizer))
-    known = [tensor for part in parts for tensor in (*attribute_tensors(part), *part.state)]
+    # A state may have keys that are words, such as a number of steps.
+    known = [tensor for part in parts for tensor in (*attribute_tensors(part), *filter(torch.is_tensor, part.state))]
     memo: dict[int, Any] = {id(tensor): fake_as(tensor, like) for tensor in known if id(tensor) not in params}
     memo |= {**params} | {id(part): object.__new__(type(part)) for part in parts}
     try:

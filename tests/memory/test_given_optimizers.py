@@ -63,10 +63,11 @@ class Lookahead(torch.optim.Optimizer):
 
 
 class Started(torch.optim.Optimizer):
-    """As Prodigy keeps where it began, if that is not 0, and LAMB reads norms."""
+    """As Prodigy keeps where it began, if that is not 0, LAMB reads norms, and SPAM has words for keys in its state."""
 
     def __init__(self, params):
         super().__init__(params, {})
+        self.state["steps"] = 0
 
     @torch.no_grad()
     def step(self, closure=None):
