@@ -32,8 +32,8 @@ from bertscope.torch_access import (
     tree_leaves,
     tree_map,
 )
+from bertscope.torch_access.distributed import tensors_in
 from bertscope.tracing.inputs import running, with_values
-from bertscope.tracing.log import tensors
 from bertscope.units import bytes_text
 
 _Found = TypeVar("_Found")
@@ -248,7 +248,7 @@ def state_tensors(optimizer: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
     for part in optimizer_parts(optimizer):
         for param, state in part.state.items():
             for name, value in state.items() if isinstance(state, Mapping) else ():
-                yield from ((param, name, tensor) for tensor in tensors(value))
+                yield from ((param, name, tensor) for tensor in tensors_in(value))
         for tensor in attribute_tensors(part):
             yield None, "", tensor
             if tensor.is_leaf and tensor.grad is not None:

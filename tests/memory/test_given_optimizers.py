@@ -63,7 +63,8 @@ class Lookahead(torch.optim.Optimizer):
 
 
 class Started(torch.optim.Optimizer):
-    """As Prodigy keeps where it began, if that is not 0, LAMB reads norms, and SPAM has words for keys in its state."""
+    """As Prodigy keeps where it began, if that is not 0, LAMB reads norms; as in SPAM a key is a word, and as in
+    ScalableShampoo an object has the state."""
 
     def __init__(self, params):
         super().__init__(params, {})
@@ -76,7 +77,7 @@ class Started(torch.optim.Optimizer):
             for param in group["params"]:
                 state = self.state[param]
                 if not state:
-                    state["start"] = param.clone() if param.any() else torch.tensor(0.0)
+                    state["start"] = SimpleNamespace(value=param.clone() if param.any() else torch.tensor(0.0))
                 param.sub_(param.grad, alpha=0.1)
 
 
