@@ -67,11 +67,8 @@ def compile_cache() -> dict[str, str]:
 
 
 def compile_environment() -> dict[str, str]:
-    """Return that variable and the folder for temporary files, where precompiled headers are in any case.
-
-    Also PYTHONSAFEPATH (Python 3.11): torch.compile starts `python -c`, which imports from the working directory.
-    """
-    return compile_cache() | {"TMPDIR": compile_folder(), "PYTHONSAFEPATH": "1"}
+    """Return that variable and the folder for temporary files, where precompiled headers are in any case."""
+    return compile_cache() | {"TMPDIR": compile_folder()}
 
 
 def locked(folder: Path) -> IO[bytes] | None:

@@ -4,6 +4,7 @@ tests/test_torch_access.py fails when torch changes one of these names.
 """
 
 import gc
+import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -416,6 +417,7 @@ _INNER = "_orig_mod"  # the module inside torch.compile(module)
 
 def compile_module(module: nn.Module) -> nn.Module:
     """Return the module compiled for the sizes that it gets, each separately."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # from Python 3.11: inductor's `python -c` imports from the working directory
     return torch.compile(module, dynamic=False)  # type: ignore[return-value]
 
 

@@ -12,6 +12,7 @@ import pytest
 from bertscope import estimate
 from bertscope.errors import SelectionError, WorkerError
 from bertscope.processes.folders import OwnFolder, compile_environment
+from bertscope.torch_access import compile_module, nn
 from tests.child_server import run_loaded
 from tests.conftest import run_python
 
@@ -38,11 +39,18 @@ def test_children_compile_into_a_folder_of_their_own_that_is_gone_afterwards(tmp
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no PYTHONSAFEPATH")
 @pytest.mark.parametrize("name", ["ctypes", "types"])
-def test_the_python_that_torch_compile_starts_imports_nothing_from_the_working_directory(tmp_path, name):
+def test_the_python_that_torch_compile_starts_imports_nothing_from_the_working_directory(tmp_path, name, monkeypatch):
     """inductor loads a library in `python -c "from ctypes import cdll"` to learn what the CPU can do."""
     (tmp_path / f"{name}.py").write_text("import os; os._exit(3)")
     command = [sys.executable, "-c", "from ctypes import cdll"]
-    assert not subprocess.run(command, cwd=tmp_path, env=os.environ | compile_environment(), check=False).returncode
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode
+    compile_module(nn.Identity())
+    assert not subprocess.run(command, cwd=tmp_path, check=False).returncode
+
+
+def test_a_script_that_a_child_runs_may_start_programs_that_import_what_is_next_to_them():
+    assert compile_environment().keys() == set(VARIABLES)  # PYTHONSAFEPATH would hide it from them
 
 
 def test_a_folder_for_compiled_code_that_the_user_names_is_used(monkeypatch, tmp_path):
